@@ -516,45 +516,6 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 
 #include <ucontext.h>
 
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `start_thread`: how a thread of the library starts.
-
-namespace chorus::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
-/// system allows no more of them.
-template <class Thread = std::thread, class Body>
-Thread start_thread(std::string_view who, Body body) {
-  const BlockedSignals blocked;
-  try {
-    return Thread(std::move(body));
-  } catch (const std::system_error& error) {
-    fail<CommError>(who, ": a thread cannot be started: ", error.what());
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-
 #include <deque>
 #include <queue>
 #include <ratio>
@@ -1200,6 +1161,10 @@ class Transport {
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
+  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
+  /// the first call.
+  virtual void set_names(const std::vector<int>&) {}
+
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 
@@ -1295,8 +1260,9 @@ struct Step {
 /// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", from, " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
+                   " belong");
   return piece;
 }
 
@@ -1408,7 +1374,7 @@ inline void monitored_barrier(const Collective& c) {
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::string names;
-  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
     fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
                       c.link.timeout.count() * 9 / 10, " ms");
@@ -2497,6 +2463,7 @@ struct TracedCall {
     if (call.bucket >= 0) fields.field("bucket", call.bucket);
     if (call.unit >= 0) fields.field("unit", call.unit);
     if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (envelope.op == Op::broadcast) fields.field("root", peer);
     if (!members.empty()) fields.field("group", members);
     args = fields.fields();
   }
@@ -2529,8 +2496,8 @@ class QueuedEngine : public Engine {
   }
 
  protected:
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
-      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
+      : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
   /// Carries out one call, or throws why not. By one thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
@@ -2615,7 +2582,8 @@ class QueuedEngine : public Engine {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank_in_job(), ": ", recorder_.call(recorder_.newest()).text(),
+            axis_.empty() ? "" : " on the axis ", axis_, ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
@@ -2628,6 +2596,7 @@ class QueuedEngine : public Engine {
 
   const int process_ = getpid();
   const std::string_view name_;
+  const std::string axis_;
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
@@ -2689,9 +2658,12 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
-                  Algorithm all_reduce)
-      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+                  Algorithm all_reduce, std::string axis)
+      : QueuedEngine(link->rank, link->size, names, name, std::move(axis)),
+        link_(std::move(link)),
+        all_reduce_(all_reduce) {
     check_all_reduce(all_reduce, *link_, name);
+    link_->set_names(names);
     link_->may_spin = &calls().caller_waits();
   }
   ~TransportEngine() override { stop(); }
@@ -2727,11 +2699,13 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`: see World. Throws UsageError, on all ranks, for an
-  /// all-reduce that can't be done there.
+  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
+  /// an all-reduce that can't be done there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
-                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
-      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
+                                 std::string axis = {})
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce,
+                                                                  std::move(axis))) {}
 };
 
 static_assert(Communicator<TransportCommunicator>);
@@ -2806,11 +2780,14 @@ class Network {
     std::vector<Port> ports;
   };
 
-  /// `moves_data`: else the ranks' data is never looked at.
-  Network(Tasks& to_run, const Links& ls, int ranks, bool data)
+  /// `moves_data`: else the ranks' data is never looked at. `those_alike`: rank r + those_alike does what rank r does
+  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as
+  /// far before it, sends to rank p % those_alike.
+  Network(Tasks& to_run, const Links& ls, int ranks, bool data, int those_alike = 0)
       : tasks(to_run),
         links(ls),
         size(ranks),
+        alike(those_alike == 0 ? ranks : those_alike),
         island(ls.island == 0 ? ranks : ls.island),
         call(time_of("call", ls.call)),
         moves_data(data),
@@ -2824,9 +2801,12 @@ class Network {
 
   bool crosses(int a, int b) const { return a / island != b / island; }
   Port& port(Kind& kind, int rank) {
+    rank %= alike;
     return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
   }
   Queue& queue(int from, int to) {
+    from = (from - (to - to % alike) + size) % size;
+    to %= alike;
     auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
     // How far ranks run ahead of each other costs memory, not virtual time.
     if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
@@ -2854,11 +2834,13 @@ class Network {
 
   Tasks& tasks;
   const Links links;
-  const int size, island;
+  const int size, alike, island;
   const Time call;  ///< what each collective call costs
   const bool moves_data;
   Kind inside, between;
   std::vector<int> islands;  // by rank, where there are several
+  std::size_t pieces_sent = 0;
+  std::function<void(std::size_t)> progress;
   ReservedMemory scratch;
 
  private:
@@ -2927,6 +2909,8 @@ class SimulatedTransport final : public Transport {
     const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
     port.sends = sent_until_ = leaves + length;
     if (keeps_sent) sent[peer] += bytes;
+    constexpr std::size_t million = std::size_t{1} << 20;
+    if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
     auto& piece = queue.slot(queue.sent++);
     piece.envelope = envelope;
     piece.bytes = bytes;
@@ -2957,6 +2941,13 @@ class SimulatedTransport final : public Transport {
   void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
   std::span<const int> machines() const override { return network_.islands; }
 
+  /// How long a message of that many bytes takes from the last rank through all others.
+  Time chain(std::size_t bytes) const {
+    const int islands = (size - 1) / network_.island + 1, hops = size - 1;
+    const int crossings = islands > 1 ? std::min(islands, hops) : 0;
+    const auto hop = [&](const Network::Kind& kind) { return kind.alpha + kind.speed.transfer(bytes); };
+    return crossings * hop(network_.between) + (hops - crossings) * hop(network_.inside);
+  }
   /// The rank that this one waits for; -1: none.
   int waits_for() const { return waits_for_; }
   /// From now on, each step of an algorithm; and those there were.
@@ -3045,13 +3036,14 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     return {shared_from_this(), given_};
   }
   void wait(std::uint64_t ticket) override {
-    const Time begun = clock();
+    const Time start = clock();
     while (ended_.size() < ticket && !failure_) tasks_.block();
     if (ended_.size() < ticket) failure_.raise();
-    clock() = std::max(begun, ended_[ticket - 1]);
-    if (keeps_spans && clock() > begun) {
+    clock() = std::max(start, ended_[ticket - 1]);
+    if (clock() > start) waited.emplace_back(start, clock());
+    if (keeps_spans && clock() > start) {
       waits.push_back(calls[ticket - 1]);
-      waits.back().begun = begun;
+      waits.back().begun = start;
       waits.back().ended = clock();
     }
   }
@@ -3092,6 +3084,8 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       Time& own = tasks_.clock();
       own = std::max(own, launched);
       const Time begun = own;
+      came.push_back(begun);
+      has_messages = has_messages || call.op == Op::message;
       carry_out(call);
       busy_ += own - begun;
       if (keeps_spans)
@@ -3119,6 +3113,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
 
   SimulatedTransport link;
   bool keeps_spans = false;
+  std::vector<Time> came;                     ///< of each call: when this rank had come to it
+  std::vector<std::pair<Time, Time>> waited;  ///< when its program waited for one
+  bool has_messages = false;                  ///< there were calls of two ranks
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
@@ -3145,6 +3142,11 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       link.check();
       if (size == 1) return alone_.now(call);
       if (call.op != Op::message) tasks_.clock() += network_.call;
+      if (call.op == Op::broadcast && network_.alike < size) {
+        tasks_.clock() =
+            chorus::comm::simulated::later(tasks_.clock(), link.chain(call.count * call.reduction.element));
+        return;
+      }
       // A barrier names nobody who is missing: a deadlock does.
       auto served = call;
       if (served.op == Op::monitored_barrier) served.op = Op::barrier;
@@ -3212,6 +3214,12 @@ struct SimulationOptions {
   /// Then programs call `call` and `start`, and use no thread_local state.
   bool true_numbers = true;
   bool keep_spans = false;  ///< see SimulatedTimes
+  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike`
+  /// run, and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to
+  /// one rank after another, all have what the last one has.
+  int alike = 0;
+  /// Told after each million of messages how many there have been.
+  std::function<void(std::size_t)> progress = {};
   /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
   bool keep_steps = false;
 };
@@ -3238,9 +3246,11 @@ struct Held {
   std::array<std::size_t, trace::memory_kinds> bytes{};
 };
 
-/// What a rank has done with its time. All but `end` where spans are kept.
+/// What a rank has done with its time. All but the first three where spans are kept.
 struct RankTimes {
   Time end{};                      ///< when its program ended
+  Time waited{};                   ///< for how long it waited for calls
+  Time late{};                     ///< of that, until the last rank had come to the call
   std::vector<Mark> marks;         ///< see SimulatedRank::mark
   std::vector<Span> calls, waits;  ///< see SimulatedEngine
   std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
@@ -3297,6 +3307,10 @@ class SimulatedRank {
   Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
              bool receives = false, int bucket = -1, int unit = -1) {
     const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
+    if (network_.alike < size() && op == Op::all_reduce) {
+      const auto all = static_cast<std::size_t>(size()) * 4;
+      bytes = (bytes + all - 1) / all * all;
+    }
     check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
     check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
                       "simulation: ", name(op), " of ", bytes, " bytes is too large");
@@ -3335,12 +3349,14 @@ class Simulation {
   explicit Simulation(const SimulationOptions& options)
       : options_(options),
         tasks_(options.links.shared),
-        network_(tasks_, options.links, options.ranks, options.true_numbers),
-        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {}
+        network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
+        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
+    network_.progress = options.progress;
+  }
 
   template <class Body>
   SimulatedTimes run(const Body& body) {
-    for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (int rank = 0; rank < network_.alike; ++rank) {
       auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
       engine->keeps_spans = options_.keep_spans;
       if (options_.keep_steps) engine->link.keep_steps();
@@ -3356,6 +3372,23 @@ class Simulation {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
       times_.ranks[rank].waits = std::move(engines_[rank]->waits);
       times_.ranks[rank].steps = engines_[rank]->link.take_steps();
+    }
+    count_late();
+    constexpr std::size_t with_spans = 64;  // of those alike: more are in no trace
+    for (std::size_t rank = engines_.size(); rank < times_.ranks.size(); ++rank) {
+      const auto& alike = times_.ranks[rank % engines_.size()];
+      auto& own = times_.ranks[rank];
+      if (rank < with_spans)
+        own = alike;
+      else
+        own.end = alike.end, own.waited = alike.waited, own.late = alike.late;
+      for (auto* const spans : {&own.calls, &own.waits})
+        for (auto& span : *spans) {
+          std::map<int, std::size_t> sent;
+          for (const auto& [to, bytes] : span.sent)
+            sent[(to + static_cast<int>(rank - rank % engines_.size())) % options_.ranks] = bytes;
+          span.sent = std::move(sent);
+        }
     }
     return std::move(times_);
   }
@@ -3373,6 +3406,28 @@ class Simulation {
     }
     times.end = engine->clock();
     engine->end();
+  }
+  // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
+  // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
+  void count_late() {
+    std::vector<Time> last;
+    bool comparable = true;
+    for (const auto& engine : engines_) {
+      comparable = comparable && !engine->has_messages && engine->came.size() == engines_.front()->came.size();
+      last.resize(std::max(last.size(), engine->came.size()));
+      for (std::size_t call = 0; call < engine->came.size(); ++call)
+        last[call] = std::max(last[call], engine->came[call]);
+    }
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      const auto& own = engines_[rank]->came;  // one after another; which of them is under way while the program waits
+      std::size_t call = 0;
+      for (const auto& [begun, ended] : engines_[rank]->waited) {
+        times_.ranks[rank].waited += ended - begun;
+        while (call + 1 < own.size() && own[call + 1] <= begun) ++call;
+        for (std::size_t i = call; comparable && i < own.size() && own[i] < ended; ++i)
+          times_.ranks[rank].late += std::max(Time{}, std::min(ended, last[i]) - std::max(begun, own[i]));
+      }
+    }
   }
   // Nobody can go on. Every call fails with what each rank does.
   [[gnu::cold]] void stuck() {
@@ -3406,6 +3461,11 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
   check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
+  const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
+  const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
+  check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
+                    "islands, of which there are several, without true numbers and single steps");
   for (const auto* link : {&options.links.inside, &options.links.between})
     check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
                       link->bandwidth, " bytes a second");
@@ -3628,6 +3688,8 @@ inline std::string machine_of_this_clock() {
 /// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
 /// arrows between them.
 
+#include <set>
+
 namespace chorus::detail {
 
 /// What one rank has recorded.
@@ -3818,7 +3880,7 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
                             .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
   auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
   for (const auto& line : lines) text += line.text();
-  text.erase(text.size() - 2);  // the last comma
+  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
   return text + "\n]}\n";
 }
 
@@ -3935,18 +3997,113 @@ class RankLines {
     part.head.policy = policy;
     part.head.distributed = !times.one_process;
     part.head.rank = rank;
-    part.head.ranks = ranks;
+    part.head.ranks = static_cast<int>(times.ranks.size());
     part.head.device_kind = "simulated";
     part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
     part.peaks = peaks.str();
     part.notes = cat('{', notes, '}');
     part.lines = RankLines(rank, of).take();
   }
-  return chorus::detail::whole_trace(parts, ranks, 0);
+  return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
 }
 
 }  // namespace chorus::comm::simulated
 #endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
+
+// <chorus/comm/split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+/// `split`: communicators of some of a job's ranks.
+
+namespace chorus::comm {
+
+/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
+/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
+/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
+/// group call `connect`, or a communicator's constructor:
+///
+///   auto& all = run.communicator();
+///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
+///
+/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
+/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+[[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+// <chorus/comm/split_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+/// How ranks find those of their color, and where these meet.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank says of itself.
+struct SplitEntry {
+  std::int64_t color, key;
+  std::uint64_t machine;
+};
+
+/// Where the first rank of a group listens, or why it doesn't.
+struct SplitAddress {
+  std::int64_t port = 0;
+  FixedText<504> text{};
+};
+static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
+
+}  // namespace detail
+
+CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color, int key) {
+  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parent.size(); ++rank) {
+    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
+                      ", expected 0 or more");
+    if (entry(rank).color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
+
+  World group = world;
+  group.size = static_cast<int>(ranks.size());
+  group.local_size = 0;
+  group.members.clear();
+  for (const int rank : ranks) {
+    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
+    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
+    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
+  }
+
+  detail::SplitAddress mine;
+  Socket listener;
+  if (group.rank == 0 && group.size > 1) {
+    try {
+      listener = Socket::listen(detail::own_address(world).with_port(0));
+      mine.port = listener.local().port();
+      mine.text = FixedText<504>(listener.local().host());
+    } catch (const CommError& error) {
+      mine.text = FixedText<504>(error.what());
+    }
+  }
+  const auto all = all_gather_structs(parent, mine);
+  const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  const std::string place(first.text.view());
+  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
+                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+  group.master_addr = place;
+  group.master_port = static_cast<int>(first.port);
+  group.listen_fd = listener.release();
+  return group;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
@@ -4832,6 +4989,31 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 
+// <chorus/comm/thread_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+/// `thread_group`: ranks that are threads of one process, for tests and teaching.
+
+namespace chorus::comm {
+
+/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
+/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
+/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+std::vector<AnyCommunicator> thread_group(int size,
+                                          std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
+                                          Algorithm all_reduce = Algorithm::automatic);
+
+/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+AnyCommunicator join_thread_group(const World& world);
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
+
 // <chorus/data/csv.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
@@ -5025,7 +5207,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line; quoted values may go over several.
+  /// One row, to the end of its line, LF, CR LF or CR; quoted values may go over several.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -5046,19 +5228,18 @@ class CsvTable {
                          "' or the line's end after a closing quote, got '", printable(std::string_view(&after, 1)),
                          "'");
       } else {
-        const char ends[] = {options_.separator, '\n', '\0'};
-        const std::size_t end = std::min(text.find_first_of(std::string_view(ends, 2), at), text.size());
+        const char ends[] = {options_.separator, '\n', '\r'};
+        const std::size_t end = std::min(text.find_first_of(std::string_view(ends, sizeof ends), at), text.size());
         value = text.substr(at, end - at);
         at = end;
-        if (at < text.size() && text[at] == '\n' && value.ends_with('\r')) value.pop_back();
       }
       row.push_back(std::move(value));
-      if (at < text.size() && text[at] == '\r') ++at;
       if (at >= text.size()) return;
-      if (text[at++] == '\n') {
-        ++line;
-        return;
-      }
+      const char end = text[at++];
+      if (end == options_.separator) continue;
+      if (end == '\r' && at < text.size() && text[at] == '\n') ++at;
+      ++line;
+      return;
     }
   }
 
@@ -5306,6 +5487,196 @@ requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
 
+// <chorus/data/idx.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
+/// Reads IDX files, MNIST's format: two zero bytes, a type (8: unsigned bytes), the number of axes, one big-endian
+/// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
+/// database").
+
+// <chorus/data/gzip.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
+/// Files compressed with gzip, through zlib where the build has it.
+
+#if CHORUS_USE_ZLIB
+#include <zlib.h>
+#endif
+
+namespace chorus::data {
+
+namespace detail {
+
+/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
+/// and not at once to what a header says.
+template <class Byte>
+void grow(std::vector<Byte>& values, std::uint64_t count) {
+  const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
+  values.reserve(next);  // no more than that
+  values.resize(next);
+}
+
+}  // namespace detail
+
+#if CHORUS_USE_ZLIB
+
+/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+class GzipFile {
+ public:
+  explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
+    constexpr int gzip_format = 16;
+    check<FileError>(inflateInit2(&stream_, MAX_WBITS + gzip_format) == Z_OK, file_.path(), ": zlib could not start");
+  }
+  ~GzipFile() { inflateEnd(&stream_); }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+  const std::string& path() const { return file_.path(); }
+
+  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  std::uint64_t size_limit() const { return file_.size() * 1032; }
+
+  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// short.
+  std::size_t read(std::span<std::uint8_t> to) {
+    std::size_t done = 0;
+    while (done < to.size() && !ended_) {
+      refill();
+      const std::size_t wanted = std::min(to.size() - done, std::size_t{1} << 30);  // zlib counts in unsigned int
+      stream_.next_out = to.data() + done;
+      stream_.avail_out = static_cast<uInt>(wanted);
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      done += wanted - stream_.avail_out;
+      ended_ = status == Z_STREAM_END;
+      check<FileError>(ended_ || status == Z_OK, path(),
+                       ": corrupt gzip data: ", stream_.msg != nullptr ? stream_.msg : zError(status));
+    }
+    return done;
+  }
+
+  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  bool at_end() {
+    std::uint8_t byte = 0;
+    return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
+  }
+
+ private:
+  void refill() {
+    if (stream_.avail_in != 0) return;
+    const std::size_t count = file_.read(input_);
+    check<FileError>(count != 0, path(), ": cut short: the gzip data of ", file_.size(), " bytes have no end");
+    stream_.next_in = input_.data();
+    stream_.avail_in = static_cast<uInt>(count);
+  }
+
+  InputFile file_;
+  std::vector<std::uint8_t> input_;
+  z_stream stream_{};
+  bool ended_ = false;
+};
+
+#else
+
+/// Stands in where the build has no zlib: throws FileError.
+class GzipFile {
+ public:
+  explicit GzipFile(const std::string& path) {
+    fail<FileError>(
+        path, ": this program was built without zlib (CHORUS_USE_ZLIB=0) and can't read .gz files: decompress it ",
+        "with gunzip, or build with zlib");
+  }
+  std::uint64_t size_limit() const { return 0; }
+  std::size_t read(std::span<std::uint8_t>) { return 0; }
+  bool at_end() { return true; }
+};
+
+#endif
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
+
+namespace chorus::data {
+
+/// Bytes in row-major order, with their sizes.
+struct IdxArray {
+  std::vector<Index> sizes;
+  std::vector<std::uint8_t> values;
+};
+
+namespace detail {
+
+inline std::uint32_t big_endian(const std::uint8_t* bytes) {
+  return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
+}
+
+// A plain file's size is known, so it has to fit; a compressed one only sets a limit, and its end is looked at after
+// reading.
+inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
+inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
+inline std::string room(const InputFile& file) { return cat("the file has ", file.size()); }
+inline std::string room(const GzipFile& file) {
+  return cat("the compressed file can't hold more than ", file.size_limit());
+}
+/// Reads `count` values, or those that are there.
+inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  values.resize(count);
+  values.resize(file.read(values));
+}
+inline void read_values(GzipFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
+  for (std::size_t done = 0; done == values.size() && done < count;) {
+    grow(values, count);
+    done += file.read(std::span(values).subspan(done));
+    if (done < values.size()) return values.resize(done);
+  }
+}
+inline bool at_end(InputFile&) { return true; }
+inline bool at_end(GzipFile& file) { return file.at_end(); }
+
+template <class File>
+IdxArray parse_idx(const std::string& path, int rank) {
+  File file(path);
+  const auto axes = static_cast<std::size_t>(rank);
+  std::vector<std::uint8_t> header(4 + 4 * axes);
+  const std::size_t got = file.read(header);
+  check<FileError>(got == header.size(), path, ": cut short: expected an IDX header of ", header.size(), " bytes, got ",
+                   got);
+  const std::uint32_t magic = big_endian(header.data()), expected = 0x0800u + static_cast<std::uint32_t>(rank);
+  check<FileError>(magic == expected, path, ": wrong magic number: expected ", expected, " (bytes in ", rank,
+                   " axes), got ", magic);
+
+  IdxArray out;
+  std::uint64_t count = 1;
+  for (std::size_t axis = 0; axis < axes; ++axis) {
+    const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
+    out.sizes.push_back(size);
+    check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
+    // Above 2^32 values no file fits, and a product of two 32-bit factors can't wrap.
+    check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
+                     " are too large, ", room(file));
+  }
+  check<FileError>(may_hold(file, header.size() + count), path, ": sizes ", std::span<const Index>(out.sizes), " need ",
+                   header.size() + count, " bytes, ", room(file));
+
+  read_values(file, out.values, count);
+  check<FileError>(out.values.size() == count, path, ": cut short: expected ", count, " values, got ",
+                   out.values.size());
+  check<FileError>(at_end(file), path, ": more data follow after the ", count, " values that its header declares");
+  return out;
+}
+
+}  // namespace detail
+
+/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
+/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
+/// what its header says.
+inline IdxArray read_idx(const std::string& path, int rank) {
+  if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
+  return detail::parse_idx<InputFile>(path, rank);
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
+
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
@@ -5422,6 +5793,177 @@ class WeightedRandomSampler : public Sampler {
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 /// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
+
+// <chorus/io/data_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
+/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+
+// <chorus/io/sha256.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+/// SHA-256 through OpenSSL, where the build has it.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#endif
+
+namespace chorus::io {
+
+#if CHORUS_USE_OPENSSL
+
+/// A hash over bytes that come in pieces.
+class Sha256 {
+ public:
+  static constexpr bool available = true;
+
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void update(std::span<const std::byte> data) {
+    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
+  }
+  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  std::string hex() const {
+    constexpr std::string_view digits = "0123456789abcdef";
+    unsigned char hash[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    const Context last(EVP_MD_CTX_new());
+    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
+            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
+    std::string out;
+    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
+
+  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
+
+  Context context_;
+};
+
+#else
+
+/// Stands in where the build has no OpenSSL: making one throws UsageError.
+class Sha256 {
+ public:
+  static constexpr bool available = false;
+
+  Sha256() {
+    fail<UsageError>(
+        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
+        "it again");
+  }
+  void update(std::span<const std::byte>) {}
+  void update(std::string_view) {}
+  std::string hex() const { return {}; }
+};
+
+#endif
+
+/// The hash of `data`, as 64 hexadecimal digits.
+inline std::string sha256_hex(std::span<const std::byte> data) {
+  Sha256 hash;
+  hash.update(data);
+  return hash.hex();
+}
+inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+
+namespace chorus::io {
+
+/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
+/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+inline constexpr std::string_view data_hash_key = "training/data_sha256";
+
+namespace detail {
+
+inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
+
+/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+template <class Read>
+std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
+  std::string hashes;
+  std::vector<std::byte> piece;
+  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
+  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
+    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
+    read(begin, std::span(piece));
+    hashes += sha256_hex(piece);
+  }
+  return hashes;
+}
+
+/// The checksum, of what `piece_hashes` gave to each rank.
+inline std::string data_hash(const std::vector<std::string>& of_ranks) {
+  std::string all;
+  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
+    before = all.size();
+    for (const auto& hashes : of_ranks)
+      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
+  }
+  return sha256_hex(all);
+}
+
+/// The checksum of data that come in any parts, one after the other.
+class DataHash {
+ public:
+  void update(std::span<const std::byte> data) {
+    while (!data.empty()) {
+      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
+      piece_.update(part);
+      data = data.subspan(part.size());
+      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
+    }
+  }
+  std::string hex() {
+    if (in_piece_ > 0) end_piece();
+    return data_hash({hashes_});
+  }
+
+ private:
+  void end_piece() {
+    hashes_ += piece_.hex();
+    piece_ = Sha256();
+    in_piece_ = 0;
+  }
+
+  Sha256 piece_;
+  std::size_t in_piece_ = 0;
+  std::string hashes_;
+};
+
+/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
+  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
+                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+}
+
+/// The same of a whole file.
+template <class Reader>
+void check_data_hash(const Reader& file) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
+  check_data_hash(cat("loading ", file.path()), noted->second, hash);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 
 // <chorus/io/load_model.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_MODEL_HPP
@@ -5601,6 +6143,162 @@ inline Rename with_prefix(std::string prefix) {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 
+// <chorus/io/tensor_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+/// Where a model's numbers lie, for what goes into a file and what comes from one.
+
+namespace chorus::io::detail {
+
+/// What begins with this prefix in a checkpoint is not the model's.
+inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
+/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
+/// on.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;  ///< of the whole
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};
+  bool writes = true;  ///< of ranks that have the same, one writes
+
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  /// How many are here.
+  std::size_t count() const {
+    if (part_count) return *part_count;
+    return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
+  }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
+  /// begins in the file's tensor, and where among those that are here.
+  template <class F>
+  void for_runs(const F& f) const {
+    const auto size = size_of(dtype);
+    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
+    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
+      if (from < to)
+        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
+          static_cast<std::size_t>(to - from) * size);
+    };
+    if (part == nullptr) return run(0, 0, numel(shape));
+    part->layout().for_runs(part->mine(), run);
+  }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  /// `numbers`: those that are here.
+  void fill(const void* numbers) const {
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+  /// Of the whole tensor's numbers those that are here.
+  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
+    std::vector<std::byte> own(bytes());
+    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+      std::copy_n(whole.data() + in_whole, count, own.data() + here);
+    });
+    return own;
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    add(named.name, *named.parameter);
+    places.back().part = named.parameter->part();
+  }
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// A policy.
+template <class Net>
+concept IsNet = requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+};
+
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
+/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+template <class Net>
+constexpr bool keeps_parts = requires(const Net& net) {
+  net.writes_part(true, true);
+};
+
+template <Device D, class Net>
+void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
+  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
+}
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+template <Device D, class Net>
+std::vector<TensorPlace<D>> places_in_parts(Net& net) {
+  std::vector<TensorPlace<D>> places;
+  for (const auto& named : net.parameters()) {
+    const auto& p = *named.parameter;
+    if (!p.is_here()) continue;
+    const auto extents = p.extents();
+    places.push_back({.name = named.name,
+                      .dtype = p.dtype(),
+                      .shape = {extents.begin(), extents.end()},
+                      .device = p.where(),
+                      .data = p.place(),
+                      .part = p.part()});
+    if (!p.is_part()) continue;
+    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
+    places.back().part_count = static_cast<std::size_t>(p.count());
+  }
+  for (const auto& named : nn::named_buffers<D>(net.module())) {
+    if (!named.buffer->is_here()) continue;
+    const auto extents = named.buffer->extents();
+    places.push_back({named.name,
+                      named.buffer->dtype(),
+                      {extents.begin(), extents.end()},
+                      named.buffer->where(),
+                      named.buffer->memory()});
+  }
+  choose_writers(net, places);
+  return places;
+}
+
+/// Throws UsageError where a tensor is one rank's part.
+template <Device D>
+void check_whole(const TensorPlace<D>& tensor) {
+  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
+                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch_by_hand();
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+
 // <chorus/io/safetensors_reader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
@@ -5608,9 +6306,9 @@ inline Rename with_prefix(std::string prefix) {
 /// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
 /// as they are.
 
-// <chorus/io/descriptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+// <chorus/core/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 /// A file descriptor that closes itself, and a file to read.
 
 #include <sys/stat.h>
@@ -5674,7 +6372,7 @@ class RegularFile {
 };
 
 }  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
@@ -6027,14 +6725,14 @@ class SafetensorsReader {
   /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
   /// read, breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
-      : path_(path), loading_(cat("loading ", path)), file_(path, loading_), size_(file_.size()) {
+      : path_(path), loading_(cat("loading ", printable(path, 4096))), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
   /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
-      : path_(name), loading_(cat("loading ", name)), memory_(memory), size_(memory.size()) {
+      : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
     read_header(limits);
   }
 
@@ -6075,6 +6773,15 @@ class SafetensorsReader {
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin + begin, to, &entry);
+  }
+
+  /// Of the data of all tensors, which lie one after the other: how many bytes, and those from `begin` on. Throws
+  /// UsageError beyond them, and FileError as the others.
+  std::uint64_t data_bytes() const { return size_ - data_begin_; }
+  void read_data(std::uint64_t begin, std::span<std::byte> to) const {
+    check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
+                      data_bytes(), " bytes, got ", to.size(), " from ", begin, " on");
+    read_at(data_begin_ + begin, to, nullptr);
   }
 
  private:
@@ -6251,9 +6958,9 @@ class FileTensors {
 /// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
 /// all. The format: https://github.com/huggingface/safetensors#format
 
-// <chorus/io/atomic_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+// <chorus/core/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 /// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
 /// killed or a disk full at any moment leaves the old file or the new one.
 
@@ -6267,8 +6974,8 @@ bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 /// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
+  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
+  /// be written, or `path` is there and is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -6318,179 +7025,15 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
+/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
+/// Throws FileError that begins with `who`.
+void write_file(std::string_view who, const std::string& path, std::string_view text);
+
 }  // namespace chorus::io
 
 #if !CHORUS_COMPILED
-// <chorus/io/atomic_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
-
-#include <dirent.h>
-#include <sys/file.h>
-
-namespace chorus::io {
-
-CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) return false;
-    offset += static_cast<std::uint64_t>(count);
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
-
-CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
-  open_folder();
-  const mode_t mode = check_old_file();
-  remove_leftovers();
-  create(mode);
-}
-
-CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) fail_at("writing");
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-}
-
-CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
-  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
-  return folder_path_ + temporary_;
-}
-
-CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
-  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
-}
-
-CHORUS_INLINE void AtomicFile::commit() {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
-  if (sync(file_) != 0) fail_at("syncing the file to the disk");
-  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-    fail_at("renaming the temporary file");
-  }
-  temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
-  if (sync(folder_) != 0 && errno != EINVAL) {
-    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-  }
-}
-
-CHORUS_INLINE void AtomicFile::discard() {
-  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-  temporary_.clear();
-}
-
-CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
-  const char* reason = std::strerror(errno);
-  discard();
-  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
-}
-
-CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
-  int status = 0;
-  do {
-    status = ::fsync(descriptor.value);
-  } while (status != 0 && errno == EINTR);
-  return status;
-}
-
-CHORUS_INLINE void AtomicFile::open_folder() {
-  std::string target = path_;
-  struct stat facts {};
-  if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-    const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-    if (followed == nullptr) fail_at("following the symbolic link");
-    target = followed.get();
-  }
-  const std::size_t slash = target.rfind('/');
-  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
-  const std::string folder = folder_path_.empty() ? "." : folder_path_;
-  name_ = slash == target.npos ? target : target.substr(slash + 1);
-  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-  prefix_ = cat('.', name_.substr(0, 200), '.');
-  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
-}
-
-CHORUS_INLINE mode_t AtomicFile::check_old_file() {
-  struct stat facts {};
-  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-    if (errno != ENOENT) fail_at("looking at the old file");
-    return 0;
-  }
-  check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
-  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-  return facts.st_mode & 0777;
-}
-
-CHORUS_INLINE void AtomicFile::remove_leftovers() const {
-  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-  if (folder == nullptr) return;
-  own.value = -1;
-  while (const dirent* entry = ::readdir(folder.get())) {
-    const std::string_view name = entry->d_name;
-    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-    ::unlinkat(folder_.value, entry->d_name, 0);
-  }
-}
-
-CHORUS_INLINE void AtomicFile::create(mode_t mode) {
-  constexpr int attempts = 100;
-  for (int attempt = 0; attempt < attempts; ++attempt) {
-    const std::string name = random_name();
-    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-    if (file.value < 0) {
-      if (errno == EEXIST || errno == EINTR) continue;
-      fail_at("creating a temporary file in its folder");
-    }
-    temporary_ = name;
-    file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
-    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    struct stat facts {};
-    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-    if (taken || facts.st_nlink == 0) continue;
-    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-    return;
-  }
-  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
-}
-
-CHORUS_INLINE std::string AtomicFile::random_name() {
-  unsigned char bytes[digits / 2];
-  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-  std::string name = prefix_;
-  for (const unsigned char byte : bytes) {
-    constexpr std::string_view hex = "0123456789abcdef";
-    (name += hex[byte >> 4]) += hex[byte & 15];
-  }
-  return name += suffix;
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
-
 #endif
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 
 namespace chorus::io {
 
@@ -6516,7 +7059,7 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 
 /// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
+/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -6591,7 +7134,14 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
                                      const Metadata& metadata) {
   std::vector<const TensorView*> order;
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  const std::string header = detail::safetensors_header(path, order, metadata);
+  std::string header = detail::safetensors_header(path, order, metadata);
+  if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
+    detail::DataHash hash;  // of the data in their order in the file
+    for (const TensorView* tensor : order) hash.update(tensor->data);
+    Metadata noted = metadata;
+    noted.at(key) = hash.hex();
+    header = detail::safetensors_header(path, order, noted);
+  }
   AtomicFile file(path);
   file.write(header);
   for (const TensorView* tensor : order) file.write(tensor->data);
@@ -6604,22 +7154,67 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 
+// <chorus/io/write_in_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+
 namespace chorus::io::detail {
 
-/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
-template <class Communicator, class Step>
-void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
-                  std::string_view could_not = "write its parts") {
-  std::string error;
+/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
+/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
+/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
+/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
+/// nothing is left of the file.
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0 = false);
+
+/// For io::save.
+template <class Net>
+void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+  using Own = std::remove_reference_t<decltype(net.communicator())>;
+  using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
+  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
+                "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
+  note_tied(metadata, net.module());
+  using D = typename Net::device_type;
+  write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
+}
+
+}  // namespace chorus::io::detail
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+
+namespace chorus::io::detail {
+
+/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
+/// the job. All ranks call it.
+template <class Communicator, class Step, class Undo>
+void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
+  std::exception_ptr own;
+  std::string text;
   try {
     step();
-  } catch (const FileError& failed) {
-    error = failed.what();
+  } catch (const CommError&) {  // the others can't be told
+    undo();
+    throw;
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    text = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
   }
-  std::int32_t worst = error.empty() ? -1 : ranks.rank();
-  ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
-  check<FileError>(error.empty(), error);
-  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
+  std::int32_t failed = own ? 1 : 0;
+  ranks.all_reduce(std::span(&failed, 1), comm::ReduceOp::max, {});
+  if (failed == 0) return;
+  undo();
+  const auto texts = comm::all_gather_object(ranks, text);
+  const auto same = [&](const std::string& other) { return other == text; };
+  if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
+  const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });
+  fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
 /// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
@@ -6637,7 +7232,7 @@ class TensorsOfAll {
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
-    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.shape});
     std::map<std::string, std::size_t, std::less<>> known;
     const auto lists = comm::all_gather_object(ranks, list.dump());
     for (std::size_t rank = 0; rank < lists.size(); ++rank)
@@ -6724,32 +7319,36 @@ template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0) {
   TensorsOfAll<D> tensors(ranks, places);
-  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
+  Metadata noted = metadata;
+  const auto checksum = noted.find(std::string(data_hash_key));
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
+  const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
   for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
 
   std::unique_ptr<AtomicFile> file;  // rank 0's
+  const auto undo = [&] { file.reset(); };
   std::string at;
-  on_all_ranks(ranks, path, [&] {
+  const auto begin_file = [&] {
     if (ranks.rank() != 0) return;
     file = std::make_unique<AtomicFile>(path);
     file->write(header);
     at = file->extend(end);
-  });
+  };
+  on_all_ranks(ranks, begin_file, undo);
   at = comm::broadcast_object(ranks, std::string_view(at));
   const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
   ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
 
-  on_all_ranks(ranks, path, [&] {
+  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+    if (file != nullptr) return file->write_at(begin, bytes);
+    const bool written = write_at(own.value, begin, bytes);  // before errno is read
+    check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
+  };
+  const auto write_parts = [&] {
     std::string error;  // where others send, they go on
-    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
-      if (file != nullptr)
-        file->write_at(begin, bytes);
-      else
-        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
-                         ": writing failed: ", std::strerror(errno));
-    };
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -6766,12 +7365,35 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
       begin += tensor.view.data.size();
     }
     check<FileError>(error.empty(), error);
-    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
-                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
-  });
-  on_all_ranks(ranks, path, [&] {
+    const bool synced = file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0;  // before errno is read
+    check<FileError>(synced, "saving ", path, ": syncing the file to the disk failed: ", std::strerror(errno));
+  };
+  on_all_ranks(ranks, write_parts, undo);
+  std::string own_hashes;
+  const auto hash = [&] {
+    if (all_see_it == 0 && ranks.rank() != 0) return;
+    const std::string who = cat("saving ", path);
+    const RegularFile written(at, who);
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) {
+      written.read(header.size() + begin, to, who, ": reading what was written");
+    };
+    own_hashes = piece_hashes(end - header.size(), ranks.rank(), all_see_it == 0 ? 1 : ranks.size(), read);
+  };
+  const auto note = [&] {
+    const auto hashes_of_ranks = comm::all_gather_object(ranks, own_hashes);
+    if (ranks.rank() != 0) return;
+    checksum->second = data_hash(hashes_of_ranks);
+    const std::string with_hash = tensors.sort(path, noted);
+    file->write_at(0, std::as_bytes(std::span(with_hash)));
+  };
+  if (hashes) {
+    on_all_ranks(ranks, hash, undo);
+    on_all_ranks(ranks, note, undo);
+  }
+  const auto commit = [&] {
     if (file) file->commit();
-  });
+  };
+  on_all_ranks(ranks, commit, undo);
 }
 
 }  // namespace chorus::io::detail
@@ -6923,19 +7545,19 @@ template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
   std::vector<Destination> out;
-  for (const auto& named : nn::named_parameters<D>(model))
-    out.push_back({names.at(named.name), named.parameter->dtype(),
-                   whole_shape(named.parameter->extents(), named.parameter->part().get())});
-  for (const auto& named : nn::named_buffers<D>(model)) {
-    const auto extents = named.buffer->extents();
-    out.push_back({names.at(named.name), named.buffer->dtype(), {extents.begin(), extents.end()}});
-  }
+  const auto add = [&](const std::string& name, const auto& tensor) {
+    const auto extents = tensor.extents();
+    out.push_back({names.at(name), tensor.dtype(), {extents.begin(), extents.end()}});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) add(named.name, *named.parameter);
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
   return out;
 }
 
 template <Device D>
 LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
   const SafetensorsReader file(path);
+  check_data_hash(file);
   const auto places = model_places<D>(model);
   for (const auto& place : places) check_whole(place);
   const auto wanted = destinations(model, places);
@@ -6962,13 +7584,14 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   LoadReport report;
   const auto read = [&] {
     const SafetensorsReader file(path);
+    check_data_hash(file);
     auto plan = plan_load(file, wanted, options);
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
         numbers[i] = place->own_of(numbers_for(file, wanted[i], plan.sources[i]));
     report = std::move(plan.report);
   };
-  on_all_ranks(net.communicator(), path, read, "load it");
+  on_all_ranks(net.communicator(), read, [] {});
   for (std::size_t i = 0; i < wanted.size(); ++i)
     if (!numbers[i].empty()) place_of(wanted[i])->fill(numbers[i].data());
   say_changed<D>(net.module());
@@ -7206,6 +7829,27 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
                     "alone, for a new run");
 }
 
+/// Compares the file's checksum; ranks share the work, and all throw FileError where one can't read, or it differs.
+template <class Net>
+void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto hash = [&](int rank, int ranks) {
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+    return piece_hashes(file.data_bytes(), rank, ranks, read);
+  };
+  std::vector<std::string> hashes(1);
+  if constexpr (requires { net.communicator().rank(); }) {
+    auto& ranks = net.communicator();
+    const auto hash_own = [&] { hashes[0] = hash(ranks.rank(), ranks.size()); };
+    on_all_ranks(ranks, hash_own, [] {});
+    hashes = comm::all_gather_object(ranks, hashes[0]);
+  } else {
+    hashes[0] = hash(0, 1);
+  }
+  check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
+}
+
 /// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
 /// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
 /// canonical shares, than the file's run.
@@ -7243,6 +7887,7 @@ template <class Net, class StepIn>
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
   check_same_shares(*file, net.canonical_shares());
+  check_data_hash_of_all(*file, net);
   return std::move(*file);
 }
 
@@ -7488,7 +8133,7 @@ class KeptRate {
   explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
   static constexpr std::string_view kept_as = "lr";
   std::array<double, 1> kept() const { return {optimizer_.lr()}; }
-  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0; }
+  static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && std::isfinite(kept[0]); }
   void keep(const std::array<double, 1>& kept) { optimizer_.resume_lr(kept[0]); }
 
  private:
@@ -7496,9 +8141,11 @@ class KeptRate {
 };
 
 /// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
-/// twice.
-inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file) {
+/// twice, and where there are none, for a model that `has_parameters`.
+inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file, bool has_parameters) {
   auto order = lines_in(file, "training/parameter_order");
+  check<FileError>(!order.empty() || !has_parameters || !file.metadata().contains("training/parameter_order"),
+                   "resuming from ", file.path(), ": training/parameter_order is empty");
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -7534,8 +8181,8 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
     const TensorEntry* entry = file.find(name);
     if (entry == nullptr)
       report.missing.push_back(name);
-    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.whole_shape())
-      report.mismatched.push_back({name, tensor.dtype, tensor.whole_shape(), entry->dtype, entry->shape});
+    else if (entry->dtype != file_dtype(tensor.dtype) || entry->shape != tensor.shape)
+      report.mismatched.push_back({name, tensor.dtype, tensor.shape, entry->dtype, entry->shape});
   };
   for (const auto& tensor : wanted) {
     compare(tensor, tensor.name);
@@ -7576,7 +8223,8 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
 /// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
 /// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
-/// ParameterServer the server's.
+/// ParameterServer the server's. Where the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
+/// which `load_checkpoint` and `io::load` compare.
 ///
 /// Throws FileError, and CommError where all ranks should call it and don't.
 template <class Net, class Optimizer, class... More>
@@ -7606,11 +8254,9 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
+    if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
     if (const int shares = net.canonical_shares(); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
-    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); })
-      if (const auto names = chorus::detail::access_to(net).resting_parameters(); !names.empty())
-        metadata.emplace("training/resting_parameters", detail::lines_of(names));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
@@ -7653,7 +8299,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
       return position.step;
     });
     const auto passes = detail::number_in(file, "training/forward_passes", UINT32_MAX);
-    const auto order = detail::parameter_order_in(file);
+    const auto order = detail::parameter_order_in(file, !net.parameter_order().empty());
     detail::KeptRate rate(optimizer);
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
@@ -7684,10 +8330,8 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     };
     std::apply(give_back_all, numbers);
     net.set_forward_passes(static_cast<std::uint32_t>(passes));
-    if constexpr (requires { chorus::detail::access_to(net).resting_parameters(); }) {
+    if constexpr (requires { chorus::detail::access_to(net).set_parameter_order(order); })
       chorus::detail::access_to(net).set_parameter_order(order, passes > 0);
-      chorus::detail::access_to(net).set_resting_parameters(detail::lines_in(file, "training/resting_parameters"));
-    }
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       chorus::detail::access_to(net).set_parameters_apart(detail::lines_in(file, "training/parameters_apart"));
     hook.give(net);
@@ -8001,107 +8645,6 @@ class NpyFolder {
 /// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
 /// deflated.
 
-// <chorus/data/gzip.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-#define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib where the build has it.
-
-#if CHORUS_USE_ZLIB
-#include <zlib.h>
-#endif
-
-namespace chorus::data {
-
-namespace detail {
-
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
-template <class Byte>
-void grow(std::vector<Byte>& values, std::uint64_t count) {
-  const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
-  values.reserve(next);  // no more than that
-  values.resize(next);
-}
-
-}  // namespace detail
-
-#if CHORUS_USE_ZLIB
-
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
-class GzipFile {
- public:
-  explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
-    constexpr int gzip_format = 16;
-    check<FileError>(inflateInit2(&stream_, MAX_WBITS + gzip_format) == Z_OK, file_.path(), ": zlib could not start");
-  }
-  ~GzipFile() { inflateEnd(&stream_); }
-  GzipFile(const GzipFile&) = delete;
-  GzipFile& operator=(const GzipFile&) = delete;
-
-  const std::string& path() const { return file_.path(); }
-
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
-  std::uint64_t size_limit() const { return file_.size() * 1032; }
-
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
-  /// short.
-  std::size_t read(std::span<std::uint8_t> to) {
-    std::size_t done = 0;
-    while (done < to.size() && !ended_) {
-      refill();
-      const std::size_t wanted = std::min(to.size() - done, std::size_t{1} << 30);  // zlib counts in unsigned int
-      stream_.next_out = to.data() + done;
-      stream_.avail_out = static_cast<uInt>(wanted);
-      const int status = inflate(&stream_, Z_NO_FLUSH);
-      done += wanted - stream_.avail_out;
-      ended_ = status == Z_STREAM_END;
-      check<FileError>(ended_ || status == Z_OK, path(),
-                       ": corrupt gzip data: ", stream_.msg != nullptr ? stream_.msg : zError(status));
-    }
-    return done;
-  }
-
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
-  bool at_end() {
-    std::uint8_t byte = 0;
-    return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
-  }
-
- private:
-  void refill() {
-    if (stream_.avail_in != 0) return;
-    const std::size_t count = file_.read(input_);
-    check<FileError>(count != 0, path(), ": cut short: the gzip data of ", file_.size(), " bytes have no end");
-    stream_.next_in = input_.data();
-    stream_.avail_in = static_cast<uInt>(count);
-  }
-
-  InputFile file_;
-  std::vector<std::uint8_t> input_;
-  z_stream stream_{};
-  bool ended_ = false;
-};
-
-#else
-
-/// Stands in where the build has no zlib: throws FileError.
-class GzipFile {
- public:
-  explicit GzipFile(const std::string& path) {
-    fail<FileError>(
-        path, ": this program was built without zlib (CHORUS_USE_ZLIB=0) and can't read .gz files: decompress it ",
-        "with gunzip, or build with zlib");
-  }
-  std::uint64_t size_limit() const { return 0; }
-  std::size_t read(std::span<std::uint8_t>) { return 0; }
-  bool at_end() { return true; }
-};
-
-#endif
-
-}  // namespace chorus::data
-#endif  // CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-
 namespace chorus::io {
 
 namespace detail {
@@ -8341,87 +8884,6 @@ class NpzWriter {
 #define CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
 /// A fingerprint of a model's parameters, to compare ranks and runs bit by bit.
 
-// <chorus/io/sha256.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#endif
-
-namespace chorus::io {
-
-#if CHORUS_USE_OPENSSL
-
-/// A hash over bytes that come in pieces.
-class Sha256 {
- public:
-  static constexpr bool available = true;
-
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-  }
-
-  void update(std::span<const std::byte> data) {
-    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
-  }
-  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
-
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
-  std::string hex() const {
-    constexpr std::string_view digits = "0123456789abcdef";
-    unsigned char hash[EVP_MAX_MD_SIZE];
-    unsigned size = 0;
-    const Context last(EVP_MD_CTX_new());
-    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
-            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
-    std::string out;
-    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
-    return out;
-  }
-
- private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
-
-  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
-
-  Context context_;
-};
-
-#else
-
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
-class Sha256 {
- public:
-  static constexpr bool available = false;
-
-  Sha256() {
-    fail<UsageError>(
-        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
-        "it again");
-  }
-  void update(std::span<const std::byte>) {}
-  void update(std::string_view) {}
-  std::string hex() const { return {}; }
-};
-
-#endif
-
-/// The hash of `data`, as 64 hexadecimal digits.
-inline std::string sha256_hex(std::span<const std::byte> data) {
-  Sha256 hash;
-  hash.update(data);
-  return hash.hex();
-}
-inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-
 namespace chorus::io {
 
 /// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
@@ -8467,1347 +8929,6 @@ std::string parameters_sha256(Net& net) {
 
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
-
-// <chorus/io/quantized_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
-/// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
-/// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
-
-#include <list>
-
-// <chorus/nn/int8/program.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
-#define CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
-/// A quantised model: a list of integer steps that is run over batches of any size. Between its steps there are 8-bit
-/// numbers alone, channels last, in one piece of memory that they share.
-
-// <chorus/kernels/int8/convolution.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
-/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel: what it is multiplied with
-/// lies in `runs` of neighbouring bytes, one for each row of the kernel (or each tap, where there are groups), so that
-/// nothing is copied into columns first.
-
-// <chorus/kernels/int8/dot.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
-/// Inner products of u8 with s8, four terms a lane, in 32 bits: by VNNI where the compiler may use it, else widened to
-/// 16 bits. Every way gives the same integers: none adds in 16 bits, where two products of 255 * 127 would saturate
-/// (as `vpmaddubsw` does).
-
-// <chorus/kernels/int8/requantize.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
-/// From sums of integers to 8-bit numbers: what ends every integer product.
-
-namespace chorus::kernels::int8 {
-
-/// How the columns of a product become numbers of 8 bits:
-///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
-/// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
-/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:
-/// quantized::Requantizer. A ReLU is `least = zero_point`.
-struct Requantize {
-  const std::int32_t* offset;
-  const float* bias;
-  const float* multiplier;
-  std::int32_t zero_point;
-  std::int32_t least;
-  std::int32_t most;
-
-  std::uint8_t operator()(std::int32_t sum, Index column) const {
-    return static_cast<std::uint8_t>(quantized::Requantizer::requantized(
-        sum + offset[column], bias[column], multiplier[column], {zero_point, least, most}));
-  }
-};
-
-}  // namespace chorus::kernels::int8
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_REQUANTIZE_HPP
-
-#if defined(__AVX2__)
-#endif
-
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
-#pragma GCC diagnostic push
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-namespace chorus::kernels::int8 {
-
-// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
-// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
-
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-#define CHORUS_INT8_VNNI512 1
-/// `vpdpbusd` on 16 lanes.
-struct Vnni512 {
-  static constexpr const char* name = "AVX-512 VNNI";
-  static constexpr int lanes = 16, rows = 6, vectors = 4;
-  using Sums = __m512i;
-  using Left = __m512i;
-  using Right = __m512i;
-
-  [[gnu::always_inline]] static Sums zero() { return _mm512_setzero_si512(); }
-  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
-    std::int32_t four;
-    std::memcpy(&four, x, sizeof four);
-    return _mm512_set1_epi32(four);
-  }
-  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return _mm512_loadu_si512(w); }
-  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) { return _mm512_dpbusd_epi32(sums, x, w); }
-  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
-                                           Index count) {
-    const auto level = _mm512_mul_ps(
-        _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(to.offset + column))),
-                      _mm512_loadu_ps(to.bias + column)),
-        _mm512_loadu_ps(to.multiplier + column));
-    const auto clamped =
-        _mm512_min_ps(_mm512_max_ps(level, _mm512_set1_ps(static_cast<float>(to.least - to.zero_point))),
-                      _mm512_set1_ps(static_cast<float>(to.most - to.zero_point)));
-    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), _mm512_set1_epi32(to.zero_point));
-    const auto mask = static_cast<__mmask16>((1u << std::min<Index>(count, lanes)) - 1);
-    _mm512_mask_cvtepi32_storeu_epi8(y, mask, q);
-  }
-};
-#endif
-
-#if defined(__AVX2__)
-namespace detail {
-/// What the ways of 8 lanes share.
-struct EightLanes {
-  static constexpr int lanes = 8;
-  using Sums = __m256i;
-
-  [[gnu::always_inline]] static Sums zero() { return _mm256_setzero_si256(); }
-  [[gnu::always_inline]] static __m256i four_of(const std::uint8_t* x) {
-    std::int32_t four;
-    std::memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
-  }
-  [[gnu::always_inline]] static __m256i lanes_of(const std::int8_t* w) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-  }
-  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
-                                           Index count) {
-    const auto offset = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(to.offset + column));
-    const auto level = _mm256_mul_ps(
-        _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sums, offset)), _mm256_loadu_ps(to.bias + column)),
-        _mm256_loadu_ps(to.multiplier + column));
-    const auto clamped =
-        _mm256_min_ps(_mm256_max_ps(level, _mm256_set1_ps(static_cast<float>(to.least - to.zero_point))),
-                      _mm256_set1_ps(static_cast<float>(to.most - to.zero_point)));
-    const auto q = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), _mm256_set1_epi32(to.zero_point));
-    const auto words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
-    const auto bytes = _mm_packus_epi16(words, words);
-    if (count >= lanes) {
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(y), bytes);
-    } else {
-      std::uint8_t all[16];
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(all), bytes);
-      std::copy_n(all, count, y);
-    }
-  }
-};
-}  // namespace detail
-
-#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
-#define CHORUS_INT8_VNNI256 1
-/// `vpdpbusd` on 8 lanes.
-struct Vnni256 : detail::EightLanes {
-  static constexpr const char* name = "VNNI on 256 bits";
-  static constexpr int rows = 6, vectors = 2;
-  using Left = __m256i;
-  using Right = __m256i;
-
-  [[gnu::always_inline]] static Left left(const std::uint8_t* x) { return four_of(x); }
-  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return lanes_of(w); }
-  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return _mm256_dpbusd_epi32(sums, x, w);
-#else
-    return _mm256_dpbusd_avx_epi32(sums, x, w);
-#endif
-  }
-};
-#endif
-
-/// AVX2: bytes become 16 bits, of which `vpmaddwd` adds pairs in 32 bits.
-struct Widened : detail::EightLanes {
-  static constexpr const char* name = "AVX2, widened to 16 bits";
-  static constexpr int rows = 4, vectors = 2;
-  // The bytes with even, and with odd places.
-  struct Pairs {
-    __m256i even, odd;
-  };
-  using Left = Pairs;
-  using Right = Pairs;
-
-  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
-    const auto four = four_of(x);
-    return {_mm256_and_si256(four, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16(four, 8)};
-  }
-  [[gnu::always_inline]] static Right right(const std::int8_t* w) {
-    const auto all = lanes_of(w);
-    return {_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
-  }
-  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
-    return _mm256_add_epi32(
-        sums, _mm256_add_epi32(_mm256_madd_epi16(x.even, w.even), _mm256_madd_epi16(x.odd, w.odd)));
-  }
-};
-#endif
-
-/// Plain C++, for every processor; what the other ways are tested against.
-struct Plain {
-  static constexpr const char* name = "plain C++";
-  static constexpr int lanes = 8, rows = 2, vectors = 1;
-  struct Sums {
-    std::int32_t lane[lanes];
-  };
-  using Left = const std::uint8_t*;
-  using Right = const std::int8_t*;
-
-  static Sums zero() { return {}; }
-  static Left left(const std::uint8_t* x) { return x; }
-  static Right right(const std::int8_t* w) { return w; }
-  static Sums add(Sums sums, Left x, Right w) {
-    for (int i = 0; i < lanes; ++i)
-      sums.lane[i] += x[0] * w[4 * i] + x[1] * w[4 * i + 1] + x[2] * w[4 * i + 2] + x[3] * w[4 * i + 3];
-    return sums;
-  }
-  static void store(const Sums& sums, const Requantize& to, Index column, std::uint8_t* y, Index count) {
-    for (Index i = 0; i < std::min<Index>(count, lanes); ++i) y[i] = to(sums.lane[i], column + i);
-  }
-};
-
-/// The fastest way that the compiler's flags allow.
-#if defined(CHORUS_INT8_VNNI512)
-using Best = Vnni512;
-#elif defined(CHORUS_INT8_VNNI256)
-using Best = Vnni256;
-#elif defined(__AVX2__)
-using Best = Widened;
-#else
-using Best = Plain;
-#endif
-
-}  // namespace chorus::kernels::int8
-
-#pragma GCC diagnostic pop
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_DOT_HPP
-
-// <chorus/kernels/int8/image.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
-/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there
-/// may be a border, so that a convolution reads its padding as it reads anything else.
-
-namespace chorus::kernels::int8 {
-
-/// Kernels read up to so many bytes behind the last number, and take them times zero.
-inline constexpr Index slack = 4;
-
-/// [batch, height + 2 border, width + 2 border, channels], without gaps.
-struct Images {
-  std::uint8_t* data = nullptr;
-  Index batch = 0, height = 1, width = 1, channels = 0, border = 0;
-
-  Index pitch() const { return (width + 2 * border) * channels; }  ///< from one row to the next
-  Index image_bytes() const { return (height + 2 * border) * pitch(); }
-  Index bytes() const { return batch * image_bytes() + slack; }
-  Index pixels() const { return batch * height * width; }
-  /// The first channel of a pixel; rows and columns count from behind the border, and may be within it.
-  std::uint8_t* at(Index image, Index row, Index column) const {
-    return data + image * image_bytes() + (row + border) * pitch() + (column + border) * channels;
-  }
-
-  /// Sets the borders to `value`.
-  void fill_border(std::uint8_t value) const {
-    if (border == 0) return;
-    for (Index image = 0; image < batch; ++image) {
-      std::uint8_t* const first = at(image, -border, -border);
-      // Above the first row and at its left; from each row's right on to the next one's left; and the rest.
-      std::fill_n(first, border * pitch() + border * channels, value);
-      for (Index row = 0; row + 1 < height; ++row) std::fill_n(at(image, row, width), 2 * border * channels, value);
-      std::fill(at(image, height - 1, width), first + image_bytes(), value);
-    }
-  }
-};
-
-}  // namespace chorus::kernels::int8
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_IMAGE_HPP
-
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
-#pragma GCC diagnostic push
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-namespace chorus::kernels::int8 {
-
-/// Columns of a panel of packed weights.
-inline constexpr Index panel = 64;
-
-/// The sums of 32 bits hold so many products of 255 and -128.
-inline constexpr Index most_terms = 65'793;
-
-/// Weights in the order in which the kernels read them: [group][panel][run][4 terms of it][column][4].
-struct PackedWeights {
-  Index out_channels = 0, groups = 1, kernel_h = 1, kernel_w = 1, channels = 0;  // channels: of the input, in a group
-  bool row_runs = true;   // a run is a whole row of the kernel, not one tap
-  bool depthwise = false;  // [tap][channel] then
-  std::vector<std::int8_t> numbers;
-  std::vector<std::int32_t> sums;  // of each output's weights
-
-  Index group_outputs() const { return out_channels / groups; }
-  Index panels() const { return (group_outputs() + panel - 1) / panel; }
-  Index runs() const { return row_runs ? kernel_h : kernel_h * kernel_w; }
-  Index run_bytes() const { return row_runs ? kernel_w * channels : channels; }
-  Index run_steps() const { return (run_bytes() + 3) / 4; }
-  Index panel_bytes() const { return runs() * run_steps() * panel * 4; }
-};
-
-/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape` but for its batch,
-/// height and width.
-inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std::int8_t> weight) {
-  PackedWeights out;
-  out.out_channels = shape.out_channels;
-  out.groups = shape.groups;
-  out.kernel_h = shape.kernel_h;
-  out.kernel_w = shape.kernel_w;
-  out.channels = shape.in_channels / shape.groups;
-  out.row_runs = shape.groups == 1 && shape.dilation_w == 1;
-  out.depthwise = shape.groups > 1 && out.channels == 1 && shape.out_channels == shape.groups;
-  const Index taps = shape.kernel_h * shape.kernel_w, terms = out.channels * taps;
-  out.sums.assign(static_cast<std::size_t>(shape.out_channels), 0);
-  for (Index o = 0; o < shape.out_channels; ++o)
-    for (Index k = 0; k < terms; ++k)
-      out.sums[static_cast<std::size_t>(o)] += weight[static_cast<std::size_t>(o * terms + k)];
-
-  if (out.depthwise) {
-    out.numbers.resize(static_cast<std::size_t>(taps * shape.out_channels));
-    for (Index o = 0; o < shape.out_channels; ++o)
-      for (Index tap = 0; tap < taps; ++tap)
-        out.numbers[static_cast<std::size_t>(tap * shape.out_channels + o)] =
-            weight[static_cast<std::size_t>(o * taps + tap)];
-    return out;
-  }
-  out.numbers.assign(static_cast<std::size_t>(out.groups * out.panels() * out.panel_bytes()), 0);
-  for (Index o = 0; o < shape.out_channels; ++o) {
-    const Index group = o / out.group_outputs(), column = o % out.group_outputs();
-    std::int8_t* const to =
-        out.numbers.data() + (group * out.panels() + column / panel) * out.panel_bytes() + column % panel * 4;
-    for (Index c = 0; c < out.channels; ++c)
-      for (Index tap = 0; tap < taps; ++tap) {
-        const Index run = out.row_runs ? tap / shape.kernel_w : tap;
-        const Index place = out.row_runs ? tap % shape.kernel_w * out.channels + c : c;
-        to[(run * out.run_steps() + place / 4) * panel * 4 + place % 4] =
-            weight[static_cast<std::size_t>((o * out.channels + c) * taps + tap)];
-      }
-  }
-  return out;
-}
-
-namespace detail {
-
-/// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
-inline constexpr Index chunk_rows = 240;
-
-/// Where the rows of a chunk begin.
-struct Rows {
-  const std::uint8_t* x[chunk_rows];
-  std::uint8_t* y[chunk_rows];
-  Index count = 0;
-};
-
-/// A tile of sums: `Count` rows times `Vectors` vectors of columns.
-template <class Way, int Count, int Vectors>
-void multiply_tile(const std::uint8_t* const* x, std::span<const Index> runs, Index steps, const std::int8_t* w,
-                   const Requantize& to, Index column, std::uint8_t* const* y, Index rows, Index columns) {
-  typename Way::Sums sums[Count][Vectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < Count; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::zero();
-
-  const std::uint8_t* from[Count];
-  for (const Index run : runs) {
-#pragma GCC unroll 16
-    for (int r = 0; r < Count; ++r) from[r] = x[r] + run;
-    for (Index step = 0; step < steps; ++step, w += panel * 4) {
-      typename Way::Right right[Vectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < Vectors; ++v) right[v] = Way::right(w + v * Way::lanes * 4);
-#pragma GCC unroll 16
-      for (int r = 0; r < Count; ++r) {
-        const auto left = Way::left(from[r] + 4 * step);
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::add(sums[r][v], left, right[v]);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < Count; ++r) {
-    if (r >= rows) break;
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v)
-      if (v * Way::lanes < columns)
-        Way::store(sums[r][v], to, column + v * Way::lanes, y[r] + v * Way::lanes, columns - v * Way::lanes);
-  }
-}
-
-/// Rows [first, first + rows) of a chunk, at most `Count`, times a panel's columns.
-template <class Way, int Count>
-void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const Index> runs, Index steps,
-                   const std::int8_t* w, const Requantize& to, Index column, Index columns) {
-  // Rows that are not there are computed as the last one, and not stored.
-  const std::uint8_t* x[Count];
-  std::uint8_t* y[Count];
-  for (Index r = 0; r < Count; ++r) {
-    x[r] = chunk.x[first + std::min(r, rows - 1)];
-    y[r] = chunk.y[first + std::min(r, rows - 1)] + column;
-  }
-  constexpr Index wide = Way::vectors * Way::lanes;
-  for (Index done = 0; done < columns; done += wide) {
-    const Index left = columns - done;
-    const auto tile = [&]<int Vectors>(std::integral_constant<int, Vectors>) {
-      std::uint8_t* at[Count];
-      for (int r = 0; r < Count; ++r) at[r] = y[r] + done;
-      multiply_tile<Way, Count, Vectors>(x, runs, steps, w + done * 4, to, column + done, at, rows,
-                                         std::min(left, wide));
-    };
-    if (Way::vectors > 1 && left <= Way::lanes)
-      tile(std::integral_constant<int, 1>{});
-    else if (Way::vectors > 2 && left <= 2 * Way::lanes)
-      tile(std::integral_constant<int, 2>{});
-    else
-      tile(std::integral_constant<int, Way::vectors>{});
-  }
-}
-
-/// A chunk's rows times a panel.
-template <class Way>
-void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps, const std::int8_t* w,
-                    const Requantize& to, Index column, Index columns) {
-  constexpr int few = Way::rows / 2 > 0 ? Way::rows / 2 : 1;
-  for (Index first = 0; first < chunk.count; first += Way::rows) {
-    const Index rows = std::min<Index>(Way::rows, chunk.count - first);
-    if (rows == 1)
-      multiply_rows<Way, 1>(chunk, first, rows, runs, steps, w, to, column, columns);
-    else if (rows <= few)
-      multiply_rows<Way, few>(chunk, first, rows, runs, steps, w, to, column, columns);
-    else
-      multiply_rows<Way, Way::rows>(chunk, first, rows, runs, steps, w, to, column, columns);
-  }
-}
-
-/// The depthwise form: each channel by itself.
-inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const PackedWeights& weights,
-                               const Requantize& to, const Images& y) {
-  constexpr Index block = 64;
-  parallel_for(s.batch * s.out_height(), [&](Index line) {
-    const Index image = line / s.out_height(), row = line % s.out_height();
-    for (Index column = 0; column < s.out_width(); ++column)
-      for (Index c = 0; c < s.in_channels; c += block) {
-        const Index count = std::min(block, s.in_channels - c);
-        std::int32_t sums[block] = {};
-        for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
-          const std::uint8_t* from =
-              x.at(image, row * s.stride_h - s.padding_h + tap / s.kernel_w * s.dilation_h,
-                   column * s.stride_w - s.padding_w + tap % s.kernel_w * s.dilation_w) + c;
-          const std::int8_t* w = weights.numbers.data() + tap * s.in_channels + c;
-          for (Index i = 0; i < count; ++i) sums[i] += from[i] * w[i];
-        }
-        std::uint8_t* const out = y.at(image, row, column) + c;
-        for (Index i = 0; i < count; ++i) out[i] = to(sums[i], c + i);
-      }
-  }, s.y_count() * s.kernel_h * s.kernel_w > 100'000);
-}
-
-}  // namespace detail
-
-/// y = the convolution of x, whose border is at least the padding and holds x's zero point. `to` has a number for each
-/// output channel, and up to `panel` more may be read.
-template <class Way = Best>
-void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& weights, const Requantize& to,
-                 const Images& y) {
-  if (weights.depthwise) return detail::convolve_depthwise(s, x, weights, to, y);
-  std::vector<Index> runs;
-  for (Index kh = 0; kh < s.kernel_h; ++kh)
-    for (Index kw = 0; kw < (weights.row_runs ? 1 : s.kernel_w); ++kw)
-      runs.push_back(kh * s.dilation_h * x.pitch() + kw * s.dilation_w * x.channels);
-
-  const Index out_h = s.out_height(), out_w = s.out_width(), pixels = s.batch * out_h * out_w;
-  const Index chunks = (pixels + detail::chunk_rows - 1) / detail::chunk_rows, outputs = weights.group_outputs();
-  const Index tasks = chunks * weights.groups * weights.panels();
-  const bool worth_it = pixels * weights.panel_bytes() * weights.panels() * weights.groups > 2'000'000;
-  parallel_for(tasks, [&](Index task) {
-    const Index at_panel = task % weights.panels(), group = task / weights.panels() % weights.groups;
-    const Index first = task / weights.panels() / weights.groups * detail::chunk_rows;
-    detail::Rows rows;
-    rows.count = std::min(detail::chunk_rows, pixels - first);
-    Index column = first % out_w, row = first / out_w % out_h, image = first / (out_w * out_h);
-    for (Index i = 0; i < rows.count; ++i) {
-      rows.x[i] = x.at(image, row * s.stride_h - s.padding_h, column * s.stride_w - s.padding_w) +
-                  group * weights.channels;
-      rows.y[i] = y.at(image, row, column);
-      if (++column == out_w) {
-        column = 0;
-        if (++row == out_h) row = 0, ++image;
-      }
-    }
-    const Index begin = at_panel * panel;
-    detail::multiply_chunk<Way>(rows, runs, weights.run_steps(),
-                                weights.numbers.data() + (group * weights.panels() + at_panel) * weights.panel_bytes(),
-                                to, group * outputs + begin, std::min(panel, outputs - begin));
-  }, worth_it);
-}
-
-}  // namespace chorus::kernels::int8
-
-#pragma GCC diagnostic pop
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_CONVOLUTION_HPP
-
-// <chorus/kernels/int8/pointwise.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
-/// Sums, ReLUs and conversions of 8-bit numbers.
-
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-#include <immintrin.h>
-#endif
-
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
-#pragma GCC diagnostic push
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-namespace chorus::kernels::int8 {
-
-using quantized::Levels;
-
-/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
-inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
-  return static_cast<std::uint8_t>(std::max(levels.level(x), least));
-}
-inline std::uint8_t level_of(const Levels& levels, float x) { return static_cast<std::uint8_t>(levels.level(x)); }
-
-/// How two operands are added.
-struct Sum {
-  Levels a, b, y;
-  bool relu = false;
-
-  std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
-};
-
-/// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
-inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* y, Index count) {
-  Index i = 0;
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-  constexpr int exact = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  const auto number = [](const std::uint8_t* q, const Levels& levels) {
-    const auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
-    // With its rounding named, a product is never joined with the sum that follows.
-    return _mm512_mul_round_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(levels.zero_point))),
-                               _mm512_set1_ps(levels.scale), exact);
-  };
-  const auto inverse = _mm512_set1_ps(1.0f / sum.y.scale);
-  const auto least = _mm512_set1_ps(static_cast<float>(sum.least() - sum.y.zero_point));
-  const auto most = _mm512_set1_ps(static_cast<float>(sum.y.integers.most - sum.y.zero_point));
-  const auto zero_point = _mm512_set1_epi32(sum.y.zero_point);
-  for (; i + 16 <= count; i += 16) {
-    const auto both = _mm512_add_round_ps(number(a + i, sum.a), number(b + i, sum.b), exact);
-    const auto level = _mm512_min_ps(_mm512_max_ps(_mm512_mul_round_ps(both, inverse, exact), least), most);
-    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(level), zero_point);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i), _mm512_cvtepi32_epi8(q));
-  }
-#endif
-  if (i == count) return;
-  // Products come from tables: the compiler cannot join them with the sum, which would round once less.
-  std::array<float, 256> numbers_a, numbers_b;
-  for (int q = 0; q < 256; ++q) {
-    numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
-    numbers_b[static_cast<std::size_t>(q)] = sum.b.number(q);
-  }
-  for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
-}
-
-/// The same of images.
-inline void add(const Sum& sum, const Images& a, const Images& b, const Images& y) {
-  parallel_for(y.batch * y.height, [&](Index line) {
-    const Index image = line / y.height, row = line % y.height;
-    add(sum, a.at(image, row, 0), b.at(image, row, 0), y.at(image, row, 0), y.width * y.channels);
-  }, y.pixels() * y.channels > 200'000);
-}
-
-/// y[q] of every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
-inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y) {
-  for (Index image = 0; image < y.batch; ++image)
-    for (Index row = 0; row < y.height; ++row) {
-      const std::uint8_t* const from = x.at(image, row, 0);
-      std::uint8_t* const to = y.at(image, row, 0);
-      for (Index i = 0; i < y.width * y.channels; ++i) to[i] = table[from[i]];
-    }
-}
-
-/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
-inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
-                             Index first) {
-  for (Index image = 0; image < y.batch; ++image)
-    for (Index row = 0; row < y.height; ++row) {
-      const std::uint8_t* from = x.at(image, row, 0);
-      std::uint8_t* to = y.at(image, row, 0) + first;
-      for (Index column = 0; column < y.width; ++column, from += x.channels, to += y.channels)
-        for (Index c = 0; c < x.channels; ++c) to[c] = table[from[c]];
-    }
-}
-
-/// y = the levels of x: [batch, channels, height, width], row-major.
-inline void quantize(const Levels& levels, const float* x, const Images& y) {
-  const Index plane = y.height * y.width;
-  parallel_for(y.batch * y.height, [&](Index line) {
-    const Index image = line / y.height, row = line % y.height;
-    for (Index c = 0; c < y.channels; ++c) {
-      const float* const from = x + (image * y.channels + c) * plane + row * y.width;
-      std::uint8_t* const to = y.at(image, row, 0) + c;
-      for (Index column = 0; column < y.width; ++column) to[column * y.channels] = level_of(levels, from[column]);
-    }
-  }, y.pixels() * y.channels > 50'000);
-}
-
-/// y: [batch, channels, height, width], row-major, gets f(number) of x.
-template <class T, class F>
-void for_channels_first(const Images& x, T* y, const F& f) {
-  const Index plane = x.height * x.width;
-  for (Index image = 0; image < x.batch; ++image)
-    for (Index row = 0; row < x.height; ++row)
-      for (Index column = 0; column < x.width; ++column) {
-        const std::uint8_t* const from = x.at(image, row, column);
-        T* const to = y + image * x.channels * plane + row * x.width + column;
-        for (Index c = 0; c < x.channels; ++c) to[c * plane] = f(from[c]);
-      }
-}
-
-/// y = the numbers that x stands for: [batch, channels, height, width], row-major.
-inline void dequantize(const Levels& levels, const Images& x, float* y) {
-  for_channels_first(x, y, [&](std::uint8_t q) { return levels.number(q); });
-}
-
-}  // namespace chorus::kernels::int8
-
-#pragma GCC diagnostic pop
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_POINTWISE_HPP
-
-// <chorus/kernels/int8/pooling.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
-/// Pooling of 8-bit images.
-
-namespace chorus::kernels::int8 {
-
-namespace detail {
-/// Calls f(image, row, column, top, left) for each window, which may begin or end outside of the image.
-template <class F>
-void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F& f) {
-  parallel_for(y.batch * y.height, [&](Index line) {
-    const Index image = line / y.height, row = line % y.height;
-    const Index top = row * s.stride_h - s.padding_h;
-    for (Index column = 0; column < y.width; ++column) f(image, row, column, top, column * s.stride_w - s.padding_w);
-  }, x.bytes() > 100'000);
-}
-}  // namespace detail
-
-/// y = the largest number of each window. Padding never counts. `s.planes` is not looked at.
-inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
-  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
-    std::uint8_t* const to = y.at(image, row, column);
-    std::fill_n(to, x.channels, std::uint8_t{0});
-    for (Index kh = 0; kh < s.kernel_h; ++kh)
-      for (Index kw = 0; kw < s.kernel_w; ++kw) {
-        const Index i = top + kh * s.dilation_h, j = left + kw * s.dilation_w;
-        if (i < 0 || i >= x.height || j < 0 || j >= x.width) continue;
-        const std::uint8_t* const from = x.at(image, i, j);
-        for (Index c = 0; c < x.channels; ++c) to[c] = std::max(to[c], from[c]);
-      }
-  });
-}
-
-/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
-inline constexpr Index most_pooled = 16'384;
-
-/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
-/// the numbers of a window.
-struct Mean {
-  Levels x, y;
-  bool count_include_pad = true;
-
-  std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
-    const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
-    return level_of(y, quantized::mean_of_steps(centered, x.scale, divisor));
-  }
-};
-
-/// y = the mean of each window.
-inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, const Mean& mean) {
-  constexpr Index block = 128;
-  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
-    for (Index c = 0; c < x.channels; c += block) {
-      const Index count = std::min(block, x.channels - c);
-      std::int32_t sums[block] = {};
-      Index numbers = 0;
-      for (Index i = std::max<Index>(top, 0); i < std::min(top + s.kernel_h, x.height); ++i)
-        for (Index j = std::max<Index>(left, 0); j < std::min(left + s.kernel_w, x.width); ++j, ++numbers) {
-          const std::uint8_t* const from = x.at(image, i, j) + c;
-          for (Index l = 0; l < count; ++l) sums[l] += from[l];
-        }
-      // What lies behind the padding at the far side, with `ceil_mode`, never counts.
-      const Index whole = (std::min(top + s.kernel_h, x.height + s.padding_h) - top) *
-                          (std::min(left + s.kernel_w, x.width + s.padding_w) - left);
-      const Index divisor = std::max<Index>(1, mean.count_include_pad ? whole : numbers);
-      std::uint8_t* const to = y.at(image, row, column) + c;
-      for (Index l = 0; l < count; ++l) to[l] = mean(sums[l], numbers, divisor);
-    }
-  });
-}
-
-}  // namespace chorus::kernels::int8
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_INT8_POOLING_HPP
-
-// <chorus/nn/int8/step.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
-#define CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
-/// What a quantised model is made of: steps from 8-bit numbers to 8-bit numbers, as plain data.
-
-namespace chorus::nn::int8 {
-
-using kernels::int8::Levels;
-
-enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten, concat };
-
-inline constexpr std::array<std::string_view, 9> kind_names{
-    "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
-/// The most operands that are concatenated.
-inline constexpr std::size_t most_inputs = 1024;
-inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
-
-/// One operation. Value 0 is the program's input, value i + 1 what step i gives.
-struct Step {
-  Kind kind = Kind::relu;
-  /// The layer's path in the model ("layer1.0.conv1"), or one that says what the step does; no other step has it.
-  std::string name;
-  std::vector<Index> inputs;
-  /// What the output's integers stand for. max_pool2d and flatten keep their input's.
-  Levels levels;
-  /// conv2d, linear, add, concat: whether a ReLU follows.
-  bool relu = false;
-
-  /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
-  std::array<Index, 2> window{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
-  Index groups = 1;
-  bool ceil_mode = false, count_include_pad = true;
-
-  /// conv2d: [out, in / groups, kernel_h, kernel_w]; linear: [out, in, 1, 1].
-  std::array<Index, 4> weight_shape{};
-  std::vector<std::int8_t> weight;
-  /// Of each output: what its weights' integers are multiplied with, and the bias, which may be absent.
-  std::vector<float> weight_scale, bias;
-
-  bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
-  bool may_have_relu() const { return has_weight() || kind == Kind::add || kind == Kind::concat; }
-  bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
-};
-
-/// Throws `Error` unless 8-bit numbers can stand for something in that way.
-template <class Error>
-void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
-  check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
-                   levels.integers.most <= 255 && levels.zero_point >= levels.integers.least &&
-                   levels.zero_point <= levels.integers.most,
-               who, ": '", name, "' has a scale of ", levels.scale, ", a zero point of ", levels.zero_point,
-               " and integers from ", levels.integers.least,
-               " to ", levels.integers.most, ": expected a positive scale, a zero point among the integers, and those ",
-               "from 0 to 255");
-}
-
-/// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
-template <class Error>
-void check_step(std::string_view who, const Step& step, Index index) {
-  const auto positive = [](const std::array<Index, 2>& both) {
-    return both[0] > 0 && both[1] > 0 && both[0] < 1 << 20 && both[1] < 1 << 20;
-  };
-  const std::size_t operands = step.kind == Kind::add ? 2 : 1;
-  const auto given = step.inputs.size();
-  if (step.kind == Kind::concat)
-    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
-                 " inputs, got ", given);
-  else
-    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
-                 given);
-  for (const Index input : step.inputs)
-    check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
-                 ", is none that comes before it");
-  check_levels<Error>(who, step.name, step.levels);
-  check<Error>(positive(step.window) && positive(step.stride) && positive(step.dilation) && step.padding[0] >= 0 &&
-                   step.padding[1] >= 0 && step.padding[0] < 1 << 20 && step.padding[1] < 1 << 20 && step.groups > 0,
-               who, ": '", step.name, "': window, stride, dilation and groups are at least 1, padding at least 0");
-  if (!step.has_weight()) return;
-  const auto [out, in, kernel_h, kernel_w] = step.weight_shape;
-  check<Error>(out > 0 && in > 0 && kernel_h > 0 && kernel_w > 0 && out % step.groups == 0, who, ": '", step.name,
-               "' has a weight of shape ", step.weight_shape, " for ", step.groups, " groups");
-  check<Error>(static_cast<Index>(step.weight.size()) == out * in * kernel_h * kernel_w, who, ": '", step.name,
-               "' has ", step.weight.size(), " weights for shape ", step.weight_shape);
-  check<Error>(static_cast<Index>(step.weight_scale.size()) == out &&
-                   (step.bias.empty() || static_cast<Index>(step.bias.size()) == out),
-               who, ": '", step.name, "' has ", step.weight_scale.size(), " scales and ", step.bias.size(),
-               " biases for ", out, " outputs");
-  for (const float scale : step.weight_scale)
-    check<Error>(std::isfinite(scale) && scale > 0, who, ": '", step.name, "' has a weight scale of ", scale,
-                 ": expected a positive number");
-  for (const float bias : step.bias)
-    check<Error>(std::isfinite(bias), who, ": '", step.name, "' has a bias of ", bias);
-}
-
-}  // namespace chorus::nn::int8
-#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_STEP_HPP
-
-namespace chorus::nn::int8 {
-
-/// What a value is, of one sample. A vector has one pixel.
-struct Extent {
-  Index channels = 0, height = 1, width = 1;
-  bool is_image = false;
-
-  Index count() const { return channels * height * width; }
-  bool operator==(const Extent&) const = default;
-};
-inline void append(std::string& out, const Extent& extent) {
-  out += extent.is_image ? cat("[", extent.channels, ", ", extent.height, ", ", extent.width, "]")
-                         : cat("[", extent.channels, "]");
-}
-
-/// The integers of a value as they are computed: see Program::watch.
-struct Seen {
-  const std::string& name;
-  const Levels& levels;
-  const kernels::int8::Images& images;
-};
-
-class Program {
- public:
-  Program() = default;
-  /// `input`: what the first value's integers stand for. The value of the last step is the result. Throws UsageError
-  /// where a step can't be computed.
-  Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
-    check<UsageError>(!steps_.empty(), who, ": there are no steps");
-    check_levels<UsageError>(who, "input", input_);
-    for (std::size_t i = 0; i < steps_.size(); ++i) check_step<UsageError>(who, steps_[i], static_cast<Index>(i));
-    for (auto& step : steps_) prepare(step);
-  }
-
-  const std::vector<Step>& steps() const { return steps_; }
-  const Levels& input() const { return input_; }
-  const Levels& output() const { return steps_.back().levels; }
-
-  /// x: [batch, channels, height, width] or [batch, channels], quantised -> what the result stands for, in float:
-  /// [batch, ...]. Throws ShapeError where x does not fit the steps, or the result has another rank.
-  template <int OutRank = 2, int Rank>
-  Tensor<float, OutRank> operator()(const Tensor<float, Rank>& x) const {
-    return run<OutRank>(x, [](const Seen&) {});
-  }
-
-  /// The same, which shows each value's integers as soon as they are there.
-  template <int OutRank = 2, int Rank, class Watch>
-  Tensor<float, OutRank> watch(const Tensor<float, Rank>& x, const Watch& watch) const {
-    return run<OutRank>(x, watch);
-  }
-
- private:
-  static constexpr const char* who = "quantized model";
-  using Images = kernels::int8::Images;
-
-  /// What a step's kernel needs beside the step.
-  struct Prepared {
-    kernels::int8::PackedWeights weights;
-    std::vector<std::int32_t> offset;
-    std::vector<float> bias, multiplier;
-    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
-  };
-
-  const Levels& levels_of(Index value) const {
-    return value == 0 ? input_ : steps_[static_cast<std::size_t>(value - 1)].levels;
-  }
-
-  static kernels::Conv2dShape convolution_of(const Step& step) {
-    return {.batch = 0,
-            .in_channels = step.weight_shape[1] * step.groups,
-            .height = 0,
-            .width = 0,
-            .out_channels = step.weight_shape[0],
-            .kernel_h = step.weight_shape[2],
-            .kernel_w = step.weight_shape[3],
-            .stride_h = step.stride[0],
-            .stride_w = step.stride[1],
-            .padding_h = step.padding[0],
-            .padding_w = step.padding[1],
-            .dilation_h = step.dilation[0],
-            .dilation_w = step.dilation[1],
-            .groups = step.groups};
-  }
-  static kernels::Pool2dShape pooling_of(const Step& step, const Extent& x) {
-    return {.planes = x.channels,
-            .height = x.height,
-            .width = x.width,
-            .kernel_h = step.window[0],
-            .kernel_w = step.window[1],
-            .stride_h = step.stride[0],
-            .stride_w = step.stride[1],
-            .padding_h = step.padding[0],
-            .padding_w = step.padding[1],
-            .dilation_h = step.dilation[0],
-            .dilation_w = step.dilation[1],
-            .ceil_mode = step.ceil_mode};
-  }
-
-  void prepare(Step& step) {
-    Prepared out;
-    const Levels& x = levels_of(step.inputs[0]);
-    if (step.keeps_levels()) step.levels = x;
-    if (step.kind == Kind::relu || step.kind == Kind::concat) {
-      const bool clips = step.kind == Kind::relu || step.relu;
-      const auto least = clips ? step.levels.zero_point : step.levels.integers.least;
-      for (const Index input : step.inputs) {
-        auto& table = out.tables.emplace_back();
-        for (int q = 0; q < 256; ++q)
-          table[static_cast<std::size_t>(q)] =
-              kernels::int8::level_of(step.levels, levels_of(input).number(q), least);
-      }
-    }
-    if (step.has_weight()) {
-      const auto shape = convolution_of(step);
-      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
-                        ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
-                        " products, of which 32 bits hold ", kernels::int8::most_terms);
-      out.weights = kernels::int8::pack_weights(shape, step.weight);
-      // Vectors are read whole: behind the last channel, too.
-      const auto outputs = static_cast<std::size_t>(shape.out_channels);
-      const std::size_t padded = outputs + static_cast<std::size_t>(kernels::int8::panel);
-      out.offset.assign(padded, 0);
-      out.bias.assign(padded, 0);
-      out.multiplier.assign(padded, 0);
-      for (std::size_t o = 0; o < outputs; ++o) {
-        const quantized::Requantizer to(x.scale, step.weight_scale[o], step.bias.empty() ? 0.0f : step.bias[o],
-                                        step.levels, step.relu);
-        out.offset[o] = -x.zero_point * out.weights.sums[o];
-        out.bias[o] = to.bias_in_units;
-        out.multiplier[o] = to.multiplier;
-      }
-    }
-    prepared_.push_back(std::move(out));
-  }
-
-  static void check_pooled(const Step& step, Index count) {
-    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
-                      count, " numbers, expected at most ", kernels::int8::most_pooled);
-  }
-
-  /// What a step makes of its inputs. Throws ShapeError where they don't fit.
-  Extent extent_after(const Step& step, std::span<const Extent> values) const {
-    const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
-    const auto wants_image = [&] {
-      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' takes images, got ", x);
-    };
-    switch (step.kind) {
-      case Kind::conv2d: {
-        wants_image();
-        auto s = convolution_of(step);
-        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' takes ", s.in_channels,
-                          " channels, got ", x);
-        s.height = x.height;
-        s.width = x.width;
-        check<ShapeError>(x.height + 2 * s.padding_h > s.dilation_h * (s.kernel_h - 1) &&
-                              x.width + 2 * s.padding_w > s.dilation_w * (s.kernel_w - 1),
-                          who, ": the kernel of '", step.name, "' is larger than its padded input of ", x);
-        return {s.out_channels, s.out_height(), s.out_width(), true};
-      }
-      case Kind::linear:
-        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' takes ",
-                          step.weight_shape[1], " numbers, got ", x);
-        return {step.weight_shape[0], 1, 1, false};
-      case Kind::add: {
-        const Extent& other = values[static_cast<std::size_t>(step.inputs[1])];
-        check<ShapeError>(x == other, who, ": '", step.name, "' adds ", x, " and ", other);
-        return x;
-      }
-      case Kind::concat: {
-        Extent whole = x;
-        whole.channels = 0;
-        for (const Index input : step.inputs) {
-          const Extent& part = values[static_cast<std::size_t>(input)];
-          check<ShapeError>(part.is_image == x.is_image && part.height == x.height && part.width == x.width, who,
-                            ": '", step.name, "' concatenates ", x, " and ", part);
-          whole.channels += part.channels;
-        }
-        return whole;
-      }
-      case Kind::max_pool2d:
-      case Kind::avg_pool2d: {
-        wants_image();
-        const auto s = pooling_of(step, x);
-        if (step.kind == Kind::avg_pool2d) check_pooled(step, s.kernel_h * s.kernel_w);
-        check<ShapeError>(x.height + 2 * s.padding_h >= s.span_h() && x.width + 2 * s.padding_w >= s.span_w(), who,
-                          ": the window of '", step.name, "' does not fit ", x);
-        return {x.channels, s.out_height(), s.out_width(), true};
-      }
-      case Kind::global_avg_pool:
-        wants_image();
-        check_pooled(step, x.height * x.width);
-        return {x.channels, 1, 1, false};
-      case Kind::relu:
-        return x;
-      case Kind::flatten:
-        return {x.count(), 1, 1, false};
-    }
-    return x;
-  }
-
-  /// Where the values of a batch lie: those that are not needed at one time may share their memory.
-  struct Places {
-    std::vector<Images> values;
-    std::vector<Index> offsets;
-    Index bytes = 0;
-  };
-  Places place(std::span<const Extent> extents, Index batch) const {
-    Places out;
-    std::vector<Index> last(extents.size(), 0), border(extents.size(), 0);
-    for (std::size_t i = 0; i < steps_.size(); ++i)
-      for (const Index input : steps_[i].inputs) {
-        const auto at = static_cast<std::size_t>(input);
-        last[at] = static_cast<Index>(i) + 1;
-        if (steps_[i].kind == Kind::conv2d)
-          border[at] = std::max({border[at], steps_[i].padding[0], steps_[i].padding[1]});
-      }
-    for (std::size_t v = 0; v < extents.size(); ++v) {
-      const auto& extent = extents[v];
-      out.values.push_back({nullptr, batch, extent.height, extent.width, extent.channels, border[v]});
-      const Index bytes = (out.values[v].bytes() + 63) / 64 * 64;
-      // First fit among those that are still read when this one is written.
-      std::vector<std::pair<Index, Index>> taken;
-      for (std::size_t other = 0; other < v; ++other)
-        if (last[other] >= static_cast<Index>(v))
-          taken.emplace_back(out.offsets[other], out.offsets[other] + (out.values[other].bytes() + 63) / 64 * 64);
-      std::sort(taken.begin(), taken.end());
-      Index at = 0;
-      for (const auto& [begin, end] : taken) {
-        if (at + bytes <= begin) break;
-        at = std::max(at, end);
-      }
-      out.offsets.push_back(at);
-      out.bytes = std::max(out.bytes, at + bytes);
-    }
-    return out;
-  }
-
-  void run_step(std::size_t i, std::span<const Images> values) const {
-    const Step& step = steps_[i];
-    const Prepared& ready = prepared_[i];
-    const Images& x = values[static_cast<std::size_t>(step.inputs[0])];
-    const Images& y = values[i + 1];
-    const Levels& from = levels_of(step.inputs[0]);
-    switch (step.kind) {
-      case Kind::conv2d:
-      case Kind::linear: {
-        auto shape = convolution_of(step);
-        shape.batch = x.batch;
-        shape.height = x.height;
-        shape.width = x.width;
-        const auto& levels = step.levels;
-        kernels::int8::convolution(
-            shape, x, ready.weights,
-            {ready.offset.data(), ready.bias.data(), ready.multiplier.data(), levels.zero_point,
-             step.relu ? levels.zero_point : levels.integers.least, levels.integers.most},
-            y);
-        break;
-      }
-      case Kind::add:
-        kernels::int8::add({from, levels_of(step.inputs[1]), step.levels, step.relu}, x,
-                           values[static_cast<std::size_t>(step.inputs[1])], y);
-        break;
-      case Kind::max_pool2d:
-        kernels::int8::max_pool2d(pooling_of(step, {x.channels, x.height, x.width, true}), x, y);
-        break;
-      case Kind::avg_pool2d:
-        kernels::int8::avg_pool2d(
-            pooling_of(step, {x.channels, x.height, x.width, true}), x, y,
-            {from, step.levels, step.count_include_pad});
-        break;
-      case Kind::global_avg_pool: {
-        const kernels::Pool2dShape whole{x.channels, x.height, x.width, x.height, x.width, 1, 1};
-        kernels::int8::avg_pool2d(whole, x, y, {from, step.levels, true});
-        break;
-      }
-      case Kind::relu:
-        kernels::int8::look_up(ready.tables[0], x, y);
-        break;
-      case Kind::concat: {
-        Index first = 0;
-        for (std::size_t part = 0; part < step.inputs.size(); ++part) {
-          const Images& from_part = values[static_cast<std::size_t>(step.inputs[part])];
-          kernels::int8::look_up_channels(ready.tables[part], from_part, y, first);
-          first += from_part.channels;
-        }
-        break;
-      }
-      case Kind::flatten:
-        for (Index image = 0; image < x.batch; ++image) {
-          Images one = x;
-          one.data = x.data + image * x.image_bytes();
-          one.batch = 1;
-          kernels::int8::for_channels_first(one, y.at(image, 0, 0), [](std::uint8_t q) { return q; });
-        }
-        break;
-    }
-  }
-
-  template <int OutRank, int Rank, class Watch>
-  Tensor<float, OutRank> run(const Tensor<float, Rank>& x, const Watch& watch) const {
-    static_assert((Rank == 4 || Rank == 2) && (OutRank == 4 || OutRank == 2),
-                  "a quantized model takes and gives [batch, channels, height, width] or [batch, channels]");
-    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load one");
-    check<UsageError>(x.defined(), who, ": the input is undefined");
-    const auto input = contiguous(x);
-    std::vector<Extent> extents{{input.size(1), 1, 1, Rank == 4}};
-    if constexpr (Rank == 4) extents[0] = {input.size(1), input.size(2), input.size(3), true};
-    for (const auto& step : steps_) extents.push_back(extent_after(step, extents));
-    const Extent& result = extents.back();
-    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the result of a sample is ", result, ", not of rank ",
-                      OutRank - 1);
-    const Index batch = input.size(0);
-    Shape<OutRank> shape{batch, result.channels};
-    if constexpr (OutRank == 4) shape = {batch, result.channels, result.height, result.width};
-    auto out = Tensor<float, OutRank>::empty(shape);
-    if (out.numel() == 0 || input.numel() == 0) return out;
-
-    Places places = place(extents, batch);
-    const kernels::Scratch<std::uint8_t> memory(Cpu{}, places.bytes);
-    for (std::size_t v = 0; v < extents.size(); ++v) places.values[v].data = memory.data() + places.offsets[v];
-
-    const std::string input_name = "input";
-    for (std::size_t v = 0; v < extents.size(); ++v) {
-      const Images& value = places.values[v];
-      value.fill_border(static_cast<std::uint8_t>(levels_of(static_cast<Index>(v)).zero_point));
-      if (v == 0)
-        kernels::int8::quantize(input_, input.data(), value);
-      else
-        run_step(v - 1, places.values);
-      watch(Seen{v == 0 ? input_name : steps_[v - 1].name, levels_of(static_cast<Index>(v)), value});
-    }
-    kernels::int8::dequantize(output(), places.values.back(), out.data());
-    return out;
-  }
-
-  Levels input_;
-  std::vector<Step> steps_;
-  std::vector<Prepared> prepared_;
-};
-
-}  // namespace chorus::nn::int8
-#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_PROGRAM_HPP
-
-namespace chorus::io {
-
-namespace detail {
-
-/// The key of the metadata under which the steps stand.
-inline constexpr const char* int8_key = "chorus.int8";
-
-/// A number of the JSON that has to be a whole one.
-inline Index whole_number(std::string_view who, const nlohmann::json& json, const char* field) {
-  const auto found = json.find(field);
-  check<FileError>(found != json.end() && found->is_number_integer(), who, ": the steps lack a whole number '", field,
-                   "'");
-  return found->get<Index>();
-}
-inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
-  const auto found = json.find(field);
-  check<FileError>(found != json.end() && found->is_array() && found->size() <= nn::int8::most_inputs, who,
-                   ": the steps lack a list of numbers '", field, "'");
-  std::vector<Index> out;
-  for (const auto& number : *found) {
-    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has what is no whole number");
-    out.push_back(number.get<Index>());
-  }
-  return out;
-}
-inline std::array<Index, 2> two_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
-  const auto both = whole_numbers(who, json, field);
-  check<FileError>(both.size() == 2, who, ": '", field, "' of a step has ", both.size(), " numbers, expected 2");
-  return {both[0], both[1]};
-}
-inline bool truth(std::string_view who, const nlohmann::json& json, const char* field) {
-  const auto found = json.find(field);
-  check<FileError>(found != json.end() && found->is_boolean(), who, ": the steps lack '", field, "', true or false");
-  return found->get<bool>();
-}
-
-/// The steps without their numbers.
-inline std::string steps_json(const nn::int8::Program& program) {
-  auto steps = nlohmann::json::array();
-  for (const auto& step : program.steps()) {
-    nlohmann::json one{{"kind", std::string(nn::int8::kind_names[static_cast<std::size_t>(step.kind)])},
-                       {"name", step.name},
-                       {"inputs", step.inputs}};
-    if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
-    if (step.may_have_relu()) one["relu"] = step.relu;
-    if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
-    const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
-    if (pools) {
-      one["window"] = step.window;
-      one["ceil_mode"] = step.ceil_mode;
-      one["count_include_pad"] = step.count_include_pad;
-    }
-    if (pools || step.kind == nn::int8::Kind::conv2d) {
-      one["stride"] = step.stride;
-      one["padding"] = step.padding;
-      one["dilation"] = step.dilation;
-    }
-    steps.push_back(std::move(one));
-  }
-  const auto& integers = program.input().integers;
-  return nlohmann::json{{"version", 1}, {"integers", {integers.least, integers.most}}, {"steps", std::move(steps)}}
-      .dump();
-}
-
-/// The numbers of a tensor, which must have that dtype. Throws FileError.
-template <class T>
-std::vector<T> numbers_of(const SafetensorsReader& file, const std::string& name, std::vector<Index>* shape = nullptr) {
-  const TensorEntry& entry = file.at(name);
-  check<FileError>(entry.dtype == file_dtype(dtype<T>), "loading ", file.path(), ": tensor ", Quoted{name},
-                   ": expected ", dtype<T>, ", got ", entry.dtype);
-  std::vector<T> out(entry.bytes / sizeof(T));
-  file.read(entry, std::as_writable_bytes(std::span(out)));
-  if (shape != nullptr) *shape = entry.shape;
-  return out;
-}
-
-inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReader& file, const std::string& name,
-                                    const nlohmann::json& json) {
-  const auto scale = numbers_of<float>(file, name + ".scale");
-  const auto zero_point = numbers_of<std::uint8_t>(file, name + ".zero_point");
-  check<FileError>(scale.size() == 1 && zero_point.size() == 1, "loading ", file.path(), ": ", Quoted{name},
-                   " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
-  const auto [least, most] = two_numbers(who, json, "integers");
-  check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
-                   " to ", most, ", which are no 8-bit ones");
-  const nn::int8::Levels levels{
-      scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
-  nn::int8::check_levels<FileError>(who, name, levels);
-  return levels;
-}
-
-inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& file, const nlohmann::json& json) {
-  using nn::int8::Kind;
-  nn::int8::Step step;
-  const auto text = [&](const char* field) {
-    const auto found = json.find(field);
-    check<FileError>(found != json.end() && found->is_string(), who, ": the steps lack a text '", field, "'");
-    return found->get<std::string>();
-  };
-  const auto kind = text("kind");
-  const auto found = std::find(nn::int8::kind_names.begin(), nn::int8::kind_names.end(), kind);
-  check<FileError>(found != nn::int8::kind_names.end(), who, ": there is no step ", Quoted{kind});
-  step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
-  step.name = text("name");
-  step.inputs = whole_numbers(who, json, "inputs");
-  if (step.may_have_relu()) step.relu = truth(who, json, "relu");
-  const bool pools = step.kind == Kind::max_pool2d || step.kind == Kind::avg_pool2d;
-  if (pools) {
-    step.window = two_numbers(who, json, "window");
-    step.ceil_mode = truth(who, json, "ceil_mode");
-    step.count_include_pad = truth(who, json, "count_include_pad");
-  }
-  if (pools || step.kind == Kind::conv2d) {
-    step.stride = two_numbers(who, json, "stride");
-    step.padding = two_numbers(who, json, "padding");
-    step.dilation = two_numbers(who, json, "dilation");
-  }
-  if (step.kind == Kind::conv2d) step.groups = whole_number(who, json, "groups");
-  if (!step.keeps_levels()) step.levels = read_levels(who, file, step.name, json);
-  if (step.has_weight()) {
-    std::vector<Index> shape;
-    step.weight = numbers_of<std::int8_t>(file, step.name + ".weight", &shape);
-    if (step.kind == Kind::linear) shape.resize(4, 1);
-    check<FileError>(shape.size() == 4, who, ": the weight of ", Quoted{step.name}, " has ", shape.size(), " axes");
-    std::copy_n(shape.begin(), 4, step.weight_shape.begin());
-    step.weight_scale = numbers_of<float>(file, step.name + ".weight_scale");
-    if (file.find(step.name + ".bias") != nullptr) step.bias = numbers_of<float>(file, step.name + ".bias");
-  }
-  return step;
-}
-
-}  // namespace detail
-
-/// Writes a quantised model, atomically. Throws FileError.
-template <std::derived_from<nn::int8::Program> Program>
-void save(const Program& program, const std::string& path, Metadata metadata = {}) {
-  check<UsageError>(!program.steps().empty(), "saving ", path, ": a quantized model without steps");
-  metadata[detail::int8_key] = detail::steps_json(program);
-  std::vector<TensorView> tensors;
-  std::list<std::vector<Index>> shapes;  // which stay where they are
-  std::list<std::uint8_t> zero_points;
-  const auto add = [&]<class T>(const std::string& name, std::vector<Index> shape, std::span<const T> numbers) {
-    shapes.push_back(std::move(shape));
-    tensors.push_back({name, file_dtype(dtype<T>), shapes.back(), std::as_bytes(numbers)});
-  };
-  const auto add_levels = [&](const std::string& name, const nn::int8::Levels& levels) {
-    zero_points.push_back(static_cast<std::uint8_t>(levels.zero_point));
-    add(name + ".scale", {}, std::span(&levels.scale, 1));
-    add(name + ".zero_point", {}, std::span<const std::uint8_t>(&zero_points.back(), 1));
-  };
-  add_levels("input", program.input());
-  for (const auto& step : program.steps()) {
-    if (!step.keeps_levels()) add_levels(step.name, step.levels);
-    if (!step.has_weight()) continue;
-    const auto& shape = step.weight_shape;
-    add(step.name + ".weight",
-        std::vector<Index>(shape.begin(), step.kind == nn::int8::Kind::linear ? shape.begin() + 2 : shape.end()),
-        std::span(step.weight));
-    add(step.name + ".weight_scale", {shape[0]}, std::span(step.weight_scale));
-    if (!step.bias.empty()) add(step.name + ".bias", {shape[0]}, std::span(step.bias));
-  }
-  write_safetensors(path, tensors, metadata);
-}
-template <std::derived_from<nn::int8::Program> Program>
-void save(Program& program, const std::string& path, const Metadata& metadata = {}) {
-  save(std::as_const(program), path, metadata);
-}
-
-/// Reads what `save` has written. Throws FileError where the file holds no quantised model, or one that can't be run.
-inline nn::int8::Program load_quantized(const std::string& path) {
-  const SafetensorsReader file(path);
-  const std::string who = cat("loading ", path);
-  const auto text = file.metadata().find(detail::int8_key);
-  check<FileError>(text != file.metadata().end(), who, ": no quantized model: the metadata lack '", detail::int8_key,
-                   "'");
-  const auto json = nlohmann::json::parse(text->second, nullptr, /*allow_exceptions=*/false);
-  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '",
-                   detail::int8_key, "' of the metadata is no list of steps");
-  const Index version = detail::whole_number(who, json, "version");
-  check<FileError>(version == 1, who, ": a quantized model of version ", version, ", of which only 1 is known");
-  std::vector<nn::int8::Step> steps;
-  for (const auto& one : json["steps"]) {
-    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is no object");
-    steps.push_back(detail::read_step(who, file, one));
-    nn::int8::check_step<FileError>(who, steps.back(), static_cast<Index>(steps.size()) - 1);
-  }
-  check<FileError>(!steps.empty(), who, ": a quantized model without steps");
-  return {detail::read_levels(who, file, "input", json), std::move(steps)};
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_QUANTIZED_FILE_HPP
 
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
@@ -10356,6 +9477,7 @@ class ColumnParallelLinear : public Linear<D, T> {
 
  private:
   auto columns_of(const auto& x) const {
+    const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
     auto y = this->of_whole_input(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
@@ -10406,6 +9528,7 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto of_columns(const Columns<X>& x) const {
+    const ReadsParts parts;
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
     if (own == nullptr) return this->of_whole_input(gather_columns(x));
@@ -10415,6 +9538,7 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <Operand X>
   auto of_whole(const X& x) const {
+    const ReadsParts parts;
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
     return this->of_whole_input(x);
   }
@@ -10425,6 +9549,7 @@ class RowParallelLinear : public Linear<D, T> {
   template <class X>
   auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
     using Y = decltype(of_columns(x));
+    const ReadsParts parts;
     const Index length = x.shape()[1];
     if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
     if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
@@ -10596,7 +9721,7 @@ struct MultiheadAttentionOptions {
 /// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
 /// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
 template <Device D, Real T>
-class MultiheadAttention : public Module, public quantization::AttentionLayer {
+class MultiheadAttention : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> in_proj_weight;
@@ -10656,6 +9781,7 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
   // [batch, queries, features], before the last layer.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const ReadsParts parts;
     const Index features = in_proj_weight.shape()[1], head = features / heads_;
     auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
     const auto q = detail::entered(query, group);
@@ -10768,51 +9894,6 @@ class MultiheadAttention : public Module, public quantization::AttentionLayer {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 
-// <chorus/nn/conv_bn_relu.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
-#define CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
-/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the first two.
-
-namespace chorus::nn {
-
-namespace detail {
-inline Conv2dOptions without_bias(Conv2dOptions options) {
-  options.bias = false;  // batch norm has one
-  return options;
-}
-}  // namespace detail
-
-/// x: [batch, in, height, width] -> relu(bn(conv(x))): [batch, out, ...]. The convolution has no bias.
-template <Device D>
-struct ConvBnReLU : Module {
-  Conv2d<D> conv;
-  BatchNormReLU2d<D> bn;
-  CHORUS_MODULE(ConvBnReLU, conv, bn)
-
-  /// Throws ShapeError as Conv2d and BatchNorm do.
-  ConvBnReLU(Index in_channels, Index out_channels, const Conv2dOptions& options,
-             const BatchNormLayerOptions& norm = {})
-      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
-
-  auto forward(const auto& x) const { return bn(conv(x)); }
-};
-
-/// The same without a ReLU.
-template <Device D>
-struct ConvBn : Module {
-  Conv2d<D> conv;
-  BatchNorm2d<D> bn;
-  CHORUS_MODULE(ConvBn, conv, bn)
-
-  ConvBn(Index in_channels, Index out_channels, const Conv2dOptions& options, const BatchNormLayerOptions& norm = {})
-      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
-
-  auto forward(const auto& x) const { return bn(conv(x)); }
-};
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_CONV_BN_RELU_HPP
-
 // <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
@@ -10889,7 +9970,7 @@ struct Conv1dOptions {
 
 /// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
 template <Device D, Real T>
-class Conv1d : public detail::ConvolutionBase<3, D, T>, public quantization::WeightedLayer {
+class Conv1d : public detail::ConvolutionBase<3, D, T> {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
@@ -10917,7 +9998,7 @@ struct Conv3dOptions {
 
 /// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
 template <Device D, Real T>
-class Conv3d : public detail::ConvolutionBase<5, D, T>, public quantization::WeightedLayer {
+class Conv3d : public detail::ConvolutionBase<5, D, T> {
  public:
   /// Throws as Conv1d does.
   Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
@@ -11373,7 +10454,7 @@ class NarrowCopies {
 template <class X>
 inline constexpr bool is_floating = false;
 template <Operand X>
-inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type>;
+inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type> && !chorus::detail::says_exact<X>;
 
 // Outputs none of which is narrow. A loss, which has no axes, is float always.
 template <class Y>
@@ -11399,7 +10480,8 @@ class MixedPrecision : public Module {
 
   explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
 
-  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are.
+  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are, and
+  /// so do those that are `exact(x)`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
@@ -11426,8 +10508,12 @@ class MixedPrecision : public Module {
  private:
   template <class X>
   static decltype(auto) narrowed(const X& x) {
-    if constexpr (Operand<X>) {
-      if constexpr (Real<typename tensor_of<X>::value_type>)
+    if constexpr (chorus::detail::says_batch_axis<X> && !chorus::detail::says_exact<X>) {
+      return narrowed(chorus::detail::unsaid(x));
+    } else if constexpr (Operand<X>) {
+      if constexpr (chorus::detail::says_exact<X>)
+        return chorus::detail::unsaid(x);
+      else if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
       else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)
         return NarrowIndices<T, tensor_of<X>::rank, device_type>(x);
@@ -11576,8 +10662,8 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
   const auto& shape = value_of(x).shape();
-  const auto input = detail::rounded(x);
-  return detail::keeps_levels(input,
+  const auto input = detail::taken(x);
+  return detail::derived(input,
                               detail::resample(input, detail::between_entries(shape[2], size.height, align_corners),
                                                detail::between_entries(shape[3], size.width, align_corners)),
                               /*exact=*/false);
@@ -12030,905 +11116,6 @@ auto rotary_positions(const X& x, Index first = 0) {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
-
-// <chorus/nn/quantization_aware.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
-/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
-/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
-
-// <chorus/nn/quantization/layers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
-/// The layers of a model that become integers, found by a walk through it.
-
-namespace chorus::nn::quantization {
-
-/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
-/// and running statistics: those are folded.
-struct FoundLayer {
-  std::string name, norm_name;
-  Module* layer = nullptr;
-  Module* norm = nullptr;
-  const FoldableNorm* foldable = nullptr;
-  Index channels = 0;
-  LayerKind kind = LayerKind::weighted;
-};
-
-/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
-/// UsageError for weights that are not float.
-inline std::vector<FoundLayer> find_layers(Module& model) {
-  struct Find final : nn::detail::Walker {
-    std::vector<FoundLayer> found;
-    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
-    std::string listed_in;
-
-    void enter(Module& module) override {
-      std::string name = prefix();
-      if (!name.empty()) name.pop_back();
-      const auto dot = name.rfind('.');
-      const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot);
-      const auto* const last = std::exchange(before, &module);
-      const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
-                              found.back().layer == last;
-      if (const auto* const norm = dynamic_cast<const FoldableNorm*>(&module);
-          norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
-          norm->channels() == found.back().channels && norm->can_be_folded()) {
-        found.back().norm = &module;
-        found.back().foldable = norm;
-        found.back().norm_name = name;
-      } else if (const auto kind = kind_of(module)) {
-        for (const auto& known : found)
-          if (known.layer == &module) return;
-        if (name.empty()) name = "model";
-        const Index channels = output_channels(module, name, *kind);
-        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels, *kind});
-      }
-    }
-    static std::optional<LayerKind> kind_of(const Module& module) {
-      if (dynamic_cast<const WeightedLayer*>(&module) != nullptr) return LayerKind::weighted;
-      if (dynamic_cast<const TableLayer*>(&module) != nullptr) return LayerKind::table;
-      if (dynamic_cast<const AttentionLayer*>(&module) != nullptr) return LayerKind::attention;
-      return std::nullopt;
-    }
-    static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {
-      struct Weight final : Visitor {
-        const ParameterOn<Cpu>* found = nullptr;
-        std::string_view wanted = "weight";
-        void module(std::string_view, Module&) override {}
-        void parameter(std::string_view name, AnyParameter& handle) override {
-          if (name == wanted) found = &handle.on<Cpu>();
-        }
-        void buffer(std::string_view, AnyBuffer&) override {}
-      } weight;
-      if (kind == LayerKind::attention) weight.wanted = "in_proj_weight";
-      layer.visit(weight);
-      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
-                        weight.found->dtype(), ": expected F32");
-      return weight.found->whole_extents()[0];
-    }
-  } find;
-  find.inner(model);
-  find.walk(model);
-  return std::move(find.found);
-}
-
-/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
-class Places {
- public:
-  Places() = default;
-  Places(const Places&) {}
-  Places& operator=(const Places&) {
-    layers_.clear();
-    return *this;
-  }
-
-  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
-  const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
-    if (!layers_.empty() || ranges.empty()) return layers_;
-    const auto found = find_layers(model);
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      const LayerPlace place{&ranges[i], found[i].norm, found[i].foldable, found[i].norm_name};
-      layers_.emplace(found[i].layer, place);
-      if (found[i].norm != nullptr) layers_.emplace(found[i].norm, place);
-    }
-    return layers_;
-  }
-
- private:
-  Pass::Layers layers_;
-};
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYERS_HPP
-
-namespace chorus::nn {
-
-namespace quantization {
-
-/// How a model computes: the three switches of QuantizationAware.
-struct Phases {
-  bool observe = true, fake_quantize = true, norms_frozen = false;
-  friend bool operator==(const Phases&, const Phases&) = default;
-};
-inline void append(std::string& out, const Phases& phases) {
-  const auto text = [](bool on) { return on ? "true" : "false"; };
-  out += cat("observe(", text(phases.observe), "), fake_quantize(", text(phases.fake_quantize), "), freeze_norms(",
-             text(phases.norms_frozen), ")");
-}
-
-/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
-class KeptPhases {
- public:
-  KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
-
-  /// From now on `member` of Phases is `on`.
-  void set(bool Phases::*member, bool on) {
-    if (!called_) now_ = kept();
-    called_ = true;
-    now_.*member = on;
-    keep(now_);
-  }
-  Phases get() const { return called_ ? now_ : kept(); }
-  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
-  /// ways: they would wait for each other, or drift apart.
-  Phases begin_pass() {
-    const Phases own = get();
-    if (const auto group = batch_group()) {
-      const std::array<double, 3> mine{own.observe ? 1.0 : 0.0, own.fake_quantize ? 1.0 : 0.0,
-                                       own.norms_frozen ? 1.0 : 0.0};
-      std::array<double, 6> ends{};
-      for (std::size_t i = 0; i < mine.size(); ++i) {
-        ends[2 * i] = mine[i];
-        ends[2 * i + 1] = -mine[i];
-      }
-      group->max(ends);
-      for (std::size_t i = 0; i < mine.size(); ++i)
-        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
-                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
-    }
-    called_ = false;
-    return own;
-  }
-  void visit(Visitor& visitor) { visitor.buffer("phases", buffer_); }
-
- private:
-  Phases kept() const {
-    const auto* const on = value_of(buffer_).data();
-    return {on[0] != 0, on[1] != 0, on[2] != 0};
-  }
-  void keep(const Phases& phases) const {
-    auto* const on = value_of(buffer_).data();
-    on[0] = phases.observe;
-    on[1] = phases.fake_quantize;
-    on[2] = phases.norms_frozen;
-    buffer_.on<Cpu>().touch();
-  }
-
-  Buffer<std::int64_t, 1, Cpu> buffer_;
-  Phases now_;  // as the program has called
-  bool called_ = false;
-};
-
-/// The ranges of a model's layers and its phases, as a module: buffers `conv1.output`, `conv1.weight_min`, ...
-class Ranges : public Module {
- public:
-  std::vector<LayerRanges> layers;
-  KeptPhases phases;
-  void visit(Visitor& visitor) override {
-    phases.visit(visitor);
-    for (auto& layer : layers) layer.visit(visitor);
-  }
-  std::string describe() const override { return "Ranges"; }
-};
-
-}  // namespace quantization
-
-/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
-/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
-///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
-/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
-///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
-///   float: recurrent layers, transposed convolutions.
-/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
-///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
-///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
-/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
-///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
-/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
-///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
-///   BatchNormReLU adds is rounded, and so is the sum.
-/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
-///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
-///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
-/// last integer. Throws NonFiniteError for NaNs.
-template <class Model, class Scheme = Int8>
-class QuantizationAware : public Module {
- public:
-  using device_type = typename Model::device_type;
-  static_assert(std::is_same_v<device_type, Cpu>,
-                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
-
-  QuantizationAware() : QuantizationAware(Model{}) {}
-  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
-  explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
-      : scheme_(scheme), model_(std::move(model)) {
-    for (const auto& found : quantization::find_layers(model_))
-      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1, found.kind);
-    check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
-                      " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
-  }
-
-  /// What `Model::forward` takes and gives.
-  template <class... Inputs>
-  auto forward(const Inputs&... inputs) const {
-    check<UsageError>(tensor_group() == nullptr,
-                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
-    check<UsageError>(chorus::detail::quantization_pass == nullptr, "QuantizationAware: a model of another one");
-    const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
-    const auto& layers = places_.of(model_, quantization_.layers);
-    if (phases.norms_frozen)
-      for (const auto& [address, place] : layers)
-        if (place.norm != nullptr) place.norm->set_own_training(false);
-    const bool observes = training() && phases.observe && !is_recomputed();
-    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
-    const bool quantizes = observes || phases.fake_quantize;
-    const chorus::detail::Replaced<QuantizationPass*> scope(chorus::detail::quantization_pass,
-                                                            quantizes ? &pass : nullptr);
-    return rounded(model_.forward(inputs...));
-  }
-  template <class... Inputs>
-  auto operator()(const Inputs&... inputs) const {
-    return detail::watched(*this, [&] { return forward(inputs...); });
-  }
-
-  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
-  void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
-  /// Whether numbers are rounded; without, the model is the float one.
-  void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
-  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
-  void freeze_norms(bool frozen = true) {
-    quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
-    if (frozen) return;
-    for (const auto& [address, place] : places_.of(model_, quantization_.layers))
-      if (place.norm != nullptr) place.norm->set_own_training(training());
-  }
-  quantization::Phases phases() const { return quantization_.phases.get(); }
-
-  /// The model inside.
-  Model& model() { return model_; }
-  /// What is known of each layer, in the order in which they are listed.
-  const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
-  const quantization::Scheme& scheme() const { return scheme_; }
-
-  void visit(Visitor& visitor) override {
-    visitor.inner(model_);
-    model_.visit(visitor);
-    visitor.module("quantization", quantization_);
-  }
-  std::string describe() const override { return cat("QuantizationAware(", model_.describe(), ")"); }
-
- private:
-  template <class Y>
-  static auto rounded(const Y& y) {
-    if constexpr (Operand<Y>)
-      return chorus::detail::rounded(y);
-    else
-      return y;
-  }
-  template <class... Members>
-  static auto rounded(const std::tuple<Members...>& members) {
-    return std::apply([](const auto&... y) { return std::tuple(rounded(y)...); }, members);
-  }
-
-  quantization::Scheme scheme_;
-  mutable Model model_;  // a visit hands out its layers
-  mutable quantization::Ranges quantization_;
-  mutable quantization::Places places_;
-};
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_AWARE_HPP
-
-// <chorus/nn/quantized.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
-/// Models of integers: what `quantized` makes of a model that was trained with fake quantisation.
-
-// <chorus/nn/int8/conversion.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
-#define CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
-/// From a recorded pass with fake quantisation to integer steps: what lies between two roundings becomes one step. An
-/// operation that has no integer form is refused by its name.
-
-// <chorus/nn/int8/recorded_pass.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
-#define CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
-/// One forward pass as a list of operations, with the layers in which they happened.
-
-#include <variant>
-
-namespace chorus::nn::int8 {
-
-/// An operation on what comes from the model's input. Operations on parameters alone are no steps of a pass; their
-/// results are constants.
-struct RecordedOperation {
-  std::string name;
-  /// The path of the innermost layer in which it happened, empty in the model itself; and what that says of itself.
-  std::string layer, layer_description;
-  /// Values by number, 0 being the input; -1: a constant, -2: an operand that is not there.
-  std::vector<Index> inputs;
-  std::vector<chorus::detail::WatchedTensor> operands;
-  Index output = 0;
-  chorus::detail::WatchedTensor result;
-  std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
-               operations::BatchNorm<float, Cpu>, operations::Concat, operations::Dropout>
-      facts;
-};
-
-/// A constant that came out of fake quantisation: what was quantised, and how.
-struct RecordedConstant {
-  chorus::detail::WatchedTensor original;
-  operations::FakeQuantize how;
-};
-
-/// Watches one forward pass of a model.
-class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
-  // A view has its tensor's address, but another shape.
-  using Key = std::pair<const void*, std::vector<Index>>;
-
- public:
-  /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
-  template <int Rank, class Pass>
-  RecordedPass(Module& model, const Tensor<float, Rank, Cpu>& input, const Pass& pass) {
-    Paths paths;
-    paths.found = &paths_;
-    paths.walk(model);
-    remember(chorus::detail::watched_tensor(input));
-    const chorus::detail::Replaced<chorus::detail::LayerWatch*> layers(chorus::detail::layer_watch, this);
-    const chorus::detail::Replaced<chorus::detail::OperationWatch*> operations(chorus::detail::operation_watch, this);
-    const auto output = pass();
-    output_ = find(chorus::detail::watched_tensor(value_of(output)));
-  }
-
-  const std::vector<RecordedOperation>& operations() const { return operations_; }
-  /// The number of the value that the pass returned; -1 where it does not come from the input.
-  Index output() const { return output_; }
-  /// How a constant was quantised; null where it wasn't.
-  const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
-    const auto found = constants_.find(Key(x.data, x.shape));
-    return found == constants_.end() ? nullptr : &found->second;
-  }
-
- private:
-  using Tensor_ = chorus::detail::WatchedTensor;
-  struct Paths final : nn::detail::Walker {
-    std::map<const void*, std::pair<std::string, std::string>>* found = nullptr;
-    void module(std::string_view name, Module& child) override {
-      found->emplace(&child, std::pair(path(name), child.describe()));
-      Walker::module(name, child);
-    }
-  };
-
-  void begins(const void* layer) override {
-    const auto found = paths_.find(layer);
-    inside_.push_back(found == paths_.end() ? nullptr : &found->second);
-  }
-  void ended(const std::string&) override { inside_.pop_back(); }
-  void multiply_adds(std::int64_t) override {}
-
-  void ended(const chorus::detail::WatchedOperation& operation) override {
-    RecordedOperation out{.name = operation.name,
-                          .layer = {},
-                          .layer_description = {},
-                          .inputs = {},
-                          .operands = operation.inputs,
-                          .output = 0,
-                          .result = operation.output,
-                          .facts = {}};
-    bool depends = false;
-    for (const auto& input : operation.inputs) {
-      out.inputs.push_back(input.defined() ? find(input) : -2);
-      depends = depends || out.inputs.back() >= 0;
-    }
-    const std::string_view name = operation.name;
-    if (!depends) {
-      if (name == "fake_quantize") remember_constant(operation);
-      return;
-    }
-    for (auto at = inside_.rbegin(); at != inside_.rend() && out.layer.empty(); ++at)
-      if (*at != nullptr) {
-        out.layer = (*at)->first;
-        out.layer_description = (*at)->second;
-      }
-    if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
-    if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
-    if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
-    if (name == "concat") out.facts = *static_cast<const operations::Concat*>(operation.facts);
-    if (name == "dropout") out.facts = *static_cast<const operations::Dropout*>(operation.facts);
-    if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
-    if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
-    if (name == "batch_norm" || name == "batch_norm_relu")
-      out.facts = *static_cast<const operations::BatchNorm<float, Cpu>*>(operation.facts);
-    out.output = remember(operation.output);
-    operations_.push_back(std::move(out));
-  }
-
-  Index remember(const Tensor_& x) {
-    kept_.push_back(x);
-    const auto number = static_cast<Index>(values_++);
-    numbers_[Key(x.data, x.shape)] = number;
-    return number;
-  }
-  Index find(const Tensor_& x) const {
-    const auto found = numbers_.find(Key(x.data, x.shape));
-    return found == numbers_.end() ? -1 : found->second;
-  }
-
-  void remember_constant(const chorus::detail::WatchedOperation& operation) {
-    kept_.push_back(operation.output);
-    constants_.insert_or_assign(
-        Key(operation.output.data, operation.output.shape),
-        RecordedConstant{operation.inputs[0], *static_cast<const operations::FakeQuantize*>(operation.facts)});
-  }
-
-  std::map<Key, RecordedConstant> constants_;
-  std::map<const void*, std::pair<std::string, std::string>> paths_;
-  std::vector<const std::pair<std::string, std::string>*> inside_;
-  std::vector<RecordedOperation> operations_;
-  std::map<Key, Index> numbers_;
-  std::vector<Tensor_> kept_;
-  std::size_t values_ = 0;
-  Index output_ = -1;
-};
-
-}  // namespace chorus::nn::int8
-#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_RECORDED_PASS_HPP
-
-namespace chorus::nn::int8 {
-
-namespace detail {
-
-class Conversion {
-  using Tensor_ = chorus::detail::WatchedTensor;
-
- public:
-  explicit Conversion(const RecordedPass& pass) : pass_(pass) {
-    values_[0].is_input = true;
-    for (const auto& operation : pass.operations()) convert(operation);
-    const auto output = values_.find(pass.output());
-    check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
-                      "operations that keep no record");
-    check<UsageError>(output->second.number > 0, who, ": the model's output is not rounded to integers",
-                      unrounded_.empty() ? "" : cat(": it comes from ", unrounded_));
-    check<UsageError>(output->second.number == static_cast<Index>(steps_.size()), who,
-                      ": the model's output is not what its last operation gives");
-  }
-
-  Program program() && { return {*input_, std::move(steps_)}; }
-  /// The rounded numbers of the program's values, as the pass had them.
-  const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
-
- private:
-  static constexpr const char* who = "quantized";
-
-  /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
-  /// it, and `after` follows, which keeps levels.
-  struct Value {
-    Index number = -1;
-    std::optional<Step> step;
-    std::vector<Step> after;
-    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
-    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
-  };
-
-  std::string place(const RecordedOperation& operation) const {
-    return operation.layer.empty() ? cat("'", operation.name, "'")
-                                   : cat("'", operation.name, "' in '", operation.layer, "', a ",
-                                         operation.layer_description);
-  }
-
-  Value& value(const RecordedOperation& operation, std::size_t operand) {
-    const Index number = operation.inputs.at(operand);
-    check<UsageError>(number >= 0, who, ": ", place(operation), " computes with a constant: it has no integer form");
-    const auto found = values_.find(number);
-    check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
-    return found->second;
-  }
-  /// The program's value that an operand is. Throws where its numbers are none that integers stand for.
-  Index rounded(const RecordedOperation& operation, std::size_t operand) {
-    const Value& x = value(operation, operand);
-    if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
-    check<UsageError>(x.number >= 0, who, ": ", place(operation),
-                      " takes numbers that are not rounded to integers, of ", unrounded_);
-    return x.number;
-  }
-
-  std::string name_of(const RecordedOperation& operation, std::string_view otherwise) {
-    const std::string wanted = operation.layer.empty() ? std::string(otherwise) : operation.layer;
-    std::string name = wanted;
-    for (int i = 2; !names_.insert(name).second; ++i) name = cat(wanted, "_", i);
-    return name;
-  }
-  Step begin_step(Kind kind, const RecordedOperation& operation, std::vector<Index> inputs) {
-    Step out;
-    out.kind = kind;
-    out.name = name_of(operation, kind_names[static_cast<std::size_t>(kind)]);
-    out.inputs = std::move(inputs);
-    return out;
-  }
-  Index push(Step step) {
-    steps_.push_back(std::move(step));
-    return static_cast<Index>(steps_.size());
-  }
-
-  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
-  Index push_once(Step step) {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      if (steps_[i].name != step.name) continue;
-      if (steps_[i].levels == step.levels && steps_[i].relu == step.relu) return static_cast<Index>(i) + 1;
-      const std::string name = step.name;
-      for (int n = 2; !names_.insert(step.name = cat(name, "_", n)).second; ++n) continue;
-      return push(std::move(step));
-    }
-    return push(std::move(step));
-  }
-
-  void convert(const RecordedOperation& operation) {
-    const std::string_view name = operation.name;
-    check<UsageError>(!operation.layer_description.starts_with("MultiheadAttention"), who, ": '", operation.layer,
-                      "', a ", operation.layer_description, ", has no integer form");
-    if (name == "fake_quantize") return round(operation);
-    if (name == "conv2d" || name == "linear") return multiply(operation);
-    if (name == "fold_batch_norm") return unfold(operation);
-    if (name == "batch_norm" || name == "batch_norm_relu") return normalise(operation);
-    if (name == "relu") return apply_relu(operation);
-    if (name == "add") return add(operation);
-    if (name == "concat") return concatenate(operation);
-    if (name == "dropout") return drop(operation);
-    if (name == "max_pool2d" || name == "avg_pool2d") return pool(operation);
-    if (name == "reshape") return reshape(operation);
-    if (name == "mean") return average(operation);
-    fail<UsageError>(who, ": ", place(operation), " has no integer form");
-  }
-
-  const Levels& levels_of(Index number) const {
-    return number == 0 ? *input_ : steps_[static_cast<std::size_t>(number - 1)].levels;
-  }
-
-  void round(const RecordedOperation& operation) {
-    const auto& how = std::get<operations::FakeQuantize>(operation.facts);
-    check<UsageError>(how.levels.size() == 1, who, ": ", place(operation), " rounds activations by channel");
-    const Levels& levels = how.levels[0];
-    check<UsageError>(levels.integers.least >= 0 && levels.integers.most <= 255, who, ": ", place(operation),
-                      " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
-                      "]: integer kernels take u8");
-    Value& x = value(operation, 0);
-    if (x.is_input && x.number < 0) {
-      if (!input_) input_ = levels;
-      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
-                        "than a layer before: an integer model has one");
-      x.number = 0;
-    } else if (x.step) {
-      x.step->levels = levels;
-      x.number = push_once(std::move(*x.step));
-      x.step.reset();
-    }
-    if (!x.after.empty()) {
-      for (auto& step : x.after) {
-        step.inputs = {x.number};
-        step.levels = levels;
-        x.number = push_once(std::move(step));
-      }
-      x.after.clear();
-    }
-    check<UsageError>(x.number >= 0 && levels_of(x.number) == levels, who, ": ", place(operation),
-                      " rounds one value to two scales");
-    rounded_.emplace(x.number, operation.result);
-    Value out;
-    out.number = x.number;
-    values_[operation.output] = out;
-  }
-
-  static std::span<const float> floats(const Tensor_& x) {
-    Index count = 1;
-    for (const Index size : x.shape) count *= size;
-    return {static_cast<const float*>(x.data), static_cast<std::size_t>(count)};
-  }
-  static bool is_dense(const Tensor_& x) {
-    Index expected = 1;
-    for (std::size_t axis = x.shape.size(); axis-- > 0; expected *= x.shape[axis])
-      if (x.shape[axis] != 1 && x.strides[axis] != expected) return false;
-    return true;
-  }
-
-  void multiply(const RecordedOperation& operation) {
-    const bool is_linear = operation.name == "linear";
-    const Index x = rounded(operation, 0);
-    const auto* const weight = pass_.constant(operation.operands[1]);
-    check<UsageError>(weight != nullptr, who, ": the weight of ", place(operation), " is not quantized");
-    const auto& levels = weight->how.levels;
-    const auto& shape = weight->original.shape;
-    check<UsageError>(levels.size() == 1 || weight->how.axis == 0, who, ": the weight of ", place(operation),
-                      " has scales along axis ", weight->how.axis, ", expected its outputs, axis 0");
-    check<UsageError>(!is_linear || operation.operands[0].shape.size() == 2, who, ": ", place(operation),
-                      " takes more axes than [batch, features]: it has no integer form yet");
-    Step step = begin_step(is_linear ? Kind::linear : Kind::conv2d, operation, {x});
-    step.weight_shape = {1, 1, 1, 1};
-    std::copy(shape.begin(), shape.end(), step.weight_shape.begin());
-    if (!is_linear) {
-      const auto& s = std::get<kernels::Conv2dShape>(operation.facts);
-      step.stride = {s.stride_h, s.stride_w};
-      step.padding = {s.padding_h, s.padding_w};
-      step.dilation = {s.dilation_h, s.dilation_w};
-      step.groups = s.groups;
-    }
-    check<UsageError>(is_dense(weight->original), who, ": the weight of ", place(operation), " is not contiguous");
-    const auto numbers = floats(weight->original);
-    const auto outputs = static_cast<std::size_t>(shape[0]);
-    for (std::size_t o = 0; o < outputs; ++o) {
-      const auto& own = levels[levels.size() == 1 ? 0 : o];
-      check<UsageError>(own.zero_point == 0 && own.integers.least >= -128 && own.integers.most <= 127, who,
-                        ": the weight of ", place(operation), " has a zero point of ", own.zero_point,
-                        " and integers in [", own.integers.least, ", ", own.integers.most, "]: expected s8, symmetric");
-      step.weight_scale.push_back(own.scale);
-      for (std::size_t i = o * numbers.size() / outputs; i < (o + 1) * numbers.size() / outputs; ++i)
-        step.weight.push_back(static_cast<std::int8_t>(own.level(numbers[i])));
-    }
-    if (operation.inputs.size() > 2 && operation.inputs[2] != -2) {
-      check<UsageError>(operation.inputs[2] == -1, who, ": the bias of ", place(operation), " depends on the input");
-      const auto bias = floats(operation.operands[2]);
-      step.bias.assign(bias.begin(), bias.end());
-    }
-    Value out;
-    out.step = std::move(step);
-    values_[operation.output] = std::move(out);
-  }
-
-  void unfold(const RecordedOperation& operation) {
-    Value out = value(operation, 0);
-    check<UsageError>(out.step && out.step->has_weight() && !out.folds && !out.step->relu && out.after.empty(), who,
-                      ": ", place(operation), " follows no convolution");
-    out.folds = true;
-    values_[operation.output] = std::move(out);
-  }
-
-  void normalise(const RecordedOperation& operation) {
-    const auto& norm = std::get<operations::BatchNorm<float, Cpu>>(operation.facts);
-    check<UsageError>(!norm.training, who, ": ", place(operation), " is in training: call eval() first");
-    Value out = value(operation, 0);
-    check<UsageError>(out.step && out.folds, who, ": ", place(operation),
-                      " is folded into no convolution in front of it: it has no integer form");
-    Step& step = *out.step;
-    const auto outputs = static_cast<std::size_t>(step.weight_shape[0]);
-    const auto numbers = [&](std::size_t operand) {
-      return operation.inputs[operand] == -2 ? std::span<const float>() : floats(operation.operands[operand]);
-    };
-    const auto gamma = numbers(1), beta = numbers(2);
-    const float* const mean = norm.running_mean.data();
-    const float* const var = norm.running_var.data();
-    const std::size_t terms = step.weight.size() / outputs;
-    const auto eps = static_cast<float>(norm.eps);
-    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
-    for (std::size_t o = 0; o < outputs; ++o)
-      if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
-        std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
-    step.bias = quantization::folded_biases(step.weight_shape[0], step.bias.empty() ? nullptr : step.bias.data(),
-                                            gamma.empty() ? nullptr : gamma.data(),
-                                            beta.empty() ? nullptr : beta.data(), mean, var, eps);
-    step.relu = operation.name == "batch_norm_relu";
-    out.folds = false;
-    values_[operation.output] = std::move(out);
-  }
-
-  void apply_relu(const RecordedOperation& operation) {
-    Value out = value(operation, 0);
-    if (out.number >= 0) {
-      Step step = begin_step(Kind::relu, operation, {out.number});
-      step.levels = levels_of(out.number);
-      out.number = push(std::move(step));
-    } else {
-      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
-      check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
-                        "', which is not rounded to integers first");
-      out.step->relu = true;
-    }
-    values_[operation.output] = std::move(out);
-  }
-
-  void add(const RecordedOperation& operation) {
-    // The bias of a layer whose batch norm is folded is added behind the unfolding.
-    if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
-      Value out = value(operation, 0);
-      const auto bias = floats(operation.operands[1]);
-      if (out.step && out.folds && out.step->bias.empty() &&
-          static_cast<Index>(bias.size()) == out.step->weight_shape[0]) {
-        out.step->bias.assign(bias.begin(), bias.end());
-        values_[operation.output] = std::move(out);
-        return;
-      }
-    }
-    check<UsageError>(operation.inputs.size() == 2 && operation.operands[0].shape == operation.operands[1].shape, who,
-                      ": ", place(operation), " adds a number, or operands of two shapes: it has no integer form");
-    Value out;
-    const Index a = rounded(operation, 0), b = rounded(operation, 1);
-    out.step = begin_step(Kind::add, operation, {a, b});
-    values_[operation.output] = std::move(out);
-  }
-
-  void concatenate(const RecordedOperation& operation) {
-    const auto rank = static_cast<Index>(operation.result.shape.size());
-    const Index axis = std::get<operations::Concat>(operation.facts).axis;
-    check<UsageError>((axis < 0 ? axis + rank : axis) == 1 && (rank == 2 || rank == 4), who, ": ", place(operation),
-                      " is along axis ", axis, " of ", rank, ": it has an integer form along axis 1 of 2 or 4");
-    std::vector<Index> inputs;
-    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
-      const Value& x = value(operation, i);
-      // A list is concatenated by halves, and rounded as a whole.
-      if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
-        inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
-      else
-        inputs.push_back(rounded(operation, i));
-    }
-    Value out;
-    out.step = begin_step(Kind::concat, operation, std::move(inputs));
-    values_[operation.output] = std::move(out);
-  }
-
-  /// In evaluation dropout gives what it gets.
-  void drop(const RecordedOperation& operation) {
-    check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
-                      " drops numbers in evaluation, too: it has no integer form");
-    Value out = value(operation, 0);
-    values_[operation.output] = std::move(out);
-  }
-
-  void pool(const RecordedOperation& operation) {
-    const auto& s = std::get<kernels::Pool2dShape>(operation.facts);
-    const bool takes_mean = operation.name == "avg_pool2d";
-    Value out = value(operation, 0);
-    Step step = begin_step(takes_mean ? Kind::avg_pool2d : Kind::max_pool2d, operation, {-1});
-    step.window = {s.kernel_h, s.kernel_w};
-    step.stride = {s.stride_h, s.stride_w};
-    step.padding = {s.padding_h, s.padding_w};
-    step.dilation = {s.dilation_h, s.dilation_w};
-    step.ceil_mode = s.ceil_mode;
-    values_[operation.output] = takes_mean ? averaged(operation, std::move(step)) : chained(out, std::move(step));
-  }
-
-  /// A mean is yet to be rounded.
-  Value averaged(const RecordedOperation& operation, Step step) {
-    Value out;
-    step.inputs = {rounded(operation, 0)};
-    out.step = std::move(step);
-    return out;
-  }
-  /// A step that keeps levels, behind a value that may be yet to be rounded.
-  Value chained(Value out, Step step) {
-    if (out.number >= 0) {
-      step.inputs = {out.number};
-      step.levels = levels_of(out.number);
-      out.number = push(std::move(step));
-    } else {
-      check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
-                        "' takes what is not rounded to integers");
-      out.after.push_back(std::move(step));
-    }
-    return out;
-  }
-
-  void reshape(const RecordedOperation& operation) {
-    const auto& from = operation.operands[0].shape;
-    const auto& to = operation.result.shape;
-    const Value& x = value(operation, 0);
-    if (from == to) {
-      values_[operation.output] = Value(x);
-    } else if (from.size() == 4 && to.size() == 2 && to[0] == from[0]) {
-      values_[operation.output] = chained(x, begin_step(Kind::flatten, operation, {-1}));
-    } else if (from.size() == 4 && to.size() == 3 && to[0] == from[0] && to[1] == from[1]) {
-      values_[operation.output] = Value(x);  // for a mean over all pixels: `average` looks
-      pixels_.insert(operation.output);
-    } else {
-      fail<UsageError>(who, ": ", place(operation), " from ", std::span<const Index>(from), " to ",
-                       std::span<const Index>(to), " has no integer form");
-    }
-  }
-
-  void average(const RecordedOperation& operation) {
-    const auto axis = std::get<operations::Mean>(operation.facts).axis;
-    check<UsageError>(pixels_.contains(operation.inputs[0]) && (axis == -1 || axis == 2), who, ": ", place(operation),
-                      " is over other axes than an image's: it has no integer form");
-    values_[operation.output] = averaged(operation, begin_step(Kind::global_avg_pool, operation, {-1}));
-  }
-
-  const RecordedPass& pass_;
-  std::map<Index, Value> values_;
-  std::map<Index, Tensor_> rounded_;
-  std::set<Index> pixels_;
-  std::set<std::string> names_{"input"};
-  std::optional<Levels> input_;
-  std::vector<Step> steps_;
-  std::string unrounded_;
-};
-
-}  // namespace detail
-
-/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError where something in it has no
-/// integer form, by its name.
-inline Program converted(const RecordedPass& pass) { return detail::Conversion(pass).program(); }
-
-}  // namespace chorus::nn::int8
-#endif  // CHORUS_SINGLE_CHORUS_NN_INT8_CONVERSION_HPP
-
-namespace chorus::nn {
-
-/// A model with weights and activations of 8 bits, and sums of 32: it is called as a float model is, with float images
-/// or features, and gives float numbers. Evaluation alone. `io::save` writes it, `io::load_quantized` reads it.
-using QuantizedModel = int8::Program;
-
-namespace detail {
-
-/// Sets a model and all below it to evaluation, and back at the end: each layer to what it was.
-class EvaluatedForNow {
- public:
-  explicit EvaluatedForNow(Module& model) {
-    struct Look final : Walker {
-      std::vector<std::pair<Module*, bool>>* found = nullptr;
-      void enter(Module& layer) override { found->emplace_back(&layer, layer.training()); }
-    } look;
-    look.found = &before_;
-    before_.emplace_back(&model, model.training());
-    look.walk(model);
-    for (const auto& [layer, trained] : before_) layer->set_own_training(false);
-  }
-  ~EvaluatedForNow() {
-    for (const auto& [layer, trained] : before_) layer->set_own_training(trained);
-  }
-  EvaluatedForNow(const EvaluatedForNow&) = delete;
-  EvaluatedForNow& operator=(const EvaluatedForNow&) = delete;
-
- private:
-  std::vector<std::pair<Module*, bool>> before_;
-};
-
-/// A pass of the model in evaluation over `x`, which is watched.
-template <class Model, class Scheme, int Rank>
-int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
-  check<UsageError>(model.phases().fake_quantize,
-                    "quantized: the model computes with floats: call fake_quantize(true), and evaluate it, first");
-  const EvaluatedForNow evaluated(model);
-  // With a tape operations keep what they computed with, batch norms their statistics.
-  const GradMode with_tape(true);
-  return {model, x, [&] { return model(x); }};
-}
-
-}  // namespace detail
-
-/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
-/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
-/// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
-/// where a range is unknown or an operation has no integer form.
-///
-/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
-/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
-/// lies as near to the middle between two levels may fall to the other side there.
-template <class Model, class Scheme, int Rank>
-QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
-  return int8::converted(detail::recorded_evaluation(model, x));
-}
-
-/// Of a model that takes tokens there is none: throws UsageError.
-template <class Model, class Scheme, int Rank>
-QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
-  fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
-                   "integer model begins with quantised numbers; quantized_embedding looks up rows of integers");
-}
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZED_HPP
 
 // <chorus/nn/recurrent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
@@ -14283,6 +12470,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   template <int Rank>
   auto operator()(const Tensor<std::int64_t, Rank, D>& index) const {
     return detail::watched(*this, [&] {
+      const ReadsParts parts;
       return detail::looked_up(this, this->weight, index.numel(), [&](const auto& table) {
         return vocabulary_embedding(table, index, entries_, group());
       });
@@ -14296,6 +12484,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   /// x weightᵀ, as Columns of [..., entries].
   template <Operand X>
   auto scores(const X& x) const {
+    const ReadsParts parts;
     auto own = group();
     auto y = linear(enter_tensor_region(x, own), this->weight);
     return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
@@ -14342,8 +12531,9 @@ void want_gradients(Model& model, bool wants) {
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
-/// Calls `visit(name, to, from)` for parameters, then buffers, of two models. Throws ShapeError where these differ in
-/// name, shape or dtype, before the first call.
+/// Calls `visit(to, from, parameter)` for parameters, then buffers, of two models: for those that are here. Throws
+/// ShapeError where these differ in name, shape or dtype, and UsageError where a rank has a part of one and not of the
+/// other, before the first call.
 template <class D, class Visit>
 void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
   struct Place {
@@ -14363,18 +12553,20 @@ void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
     const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
     const auto got = i < sources.size() ? sources[i].describe() : "none";
     check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
-    check<UsageError>(!targets[i].parameter || !static_cast<ParameterOn<D>*>(targets[i].numbers)->in_common(), who,
-                      ": all ranks have '", targets[i].name,
-                      "' in common (share_parameters of ShardedOptimizer), and would each write it");
+    check<UsageError>(std::ranges::equal(targets[i].numbers->extents_here(), sources[i].numbers->extents_here()), who,
+                      ": of '", targets[i].name, "' this rank has ", targets[i].numbers->extents_here(),
+                      " of the target and ", sources[i].numbers->extents_here(),
+                      " of the source: expected both under the same policy, or net.gathered() around the call");
   }
   for (std::size_t i = 0; i < targets.size(); ++i)
-    visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
+    if (targets[i].numbers->is_here() || sources[i].numbers->is_here())
+      visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
 }
 
 template <class D>
 void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtHome<D>& from) {
   copy_bytes(to.where(), to.memory(), from.where(), from.memory(), to.size_bytes());
-  to.touch();
+  to.touch_by_hand();
 }
 
 }  // namespace detail
@@ -14414,7 +12606,7 @@ void soft_update(To& target, const From& source, double tau) {
   const auto mix = [tau]<class T>(auto& out, T* own, const T* other) {
     kernels::scale(out.where(), out.count(), static_cast<T>(1 - tau), own);
     kernels::axpy(out.where(), out.count(), static_cast<T>(tau), other, own);
-    out.touch();
+    out.touch_by_hand();
   };
   detail::for_both<D>("soft_update", model, detail::model_of(const_cast<From&>(source)),
                       [&](auto& out, auto& in, bool parameter) {
@@ -14533,7 +12725,11 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
 template <Operand X, class T, class D, class Options>
 auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, const Options& options) {
-  if (options.mean_over) return sum_of_losses_over(losses, checked_mean_over(operation, options));
+  if (options.mean_over)
+    return sum_of_losses_over(losses, checked_mean_over(operation, options),
+                              std::is_same_v<D, Cpu>
+                                  ? static_cast<double>(total_weight(labels, weight, options.ignore_index).item())
+                                  : 0);
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = options.reduction == Reduction::mean ? cut_of_losses(losses) : nullptr) [[unlikely]]
       return canonical_mean(losses, *cut, [&](Index begin, Index end) {
@@ -14543,7 +12739,7 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
   auto total = sum(losses);
   if (options.reduction != Reduction::mean) return total;
   const auto over = total_weight(labels, weight, options.ignore_index);
-  return as_counted_mean<D>(total / over, [over] {
+  return as_counted_mean<D>(as_sum(total, true, 0, Node::of_a_mean) / over, [over] {
     const T weights = over.item();
     return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
   });
@@ -14661,7 +12857,9 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
                                                                      const CrossEntropyOptions& options = {}) {
   const auto losses = cross_entropy_per_sample(logits, target, {.label_smoothing = options.label_smoothing});
-  if (options.mean_over) return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options));
+  if (options.mean_over)
+    return detail::sum_of_losses_over(losses, detail::checked_mean_over("cross_entropy", options),
+                                      static_cast<double>(value_of(losses).numel()));
   return detail::mean_or_sum(losses, options.reduction);
 }
 
@@ -16241,6 +14439,86 @@ auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 
+// <chorus/ops/global_batch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+/// Means and sums over the global batch, of which each device or rank has a part.
+
+namespace chorus {
+
+namespace detail {
+/// `value`, which is proportional to a mean or a sum over this member's part of the batch, as the whole batch's.
+template <class T, int Rank, class D>
+Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
+                                      const std::shared_ptr<BatchGroup>& group) {
+  check<UsageError>(!group->recorded(), "of_global_batch: not of GraphVariables under DataParallel");
+  Node& origin = *term.origin;
+  const bool is_mean = origin.is_mean();
+  const double own = is_mean ? origin.mean_over() : 1;
+  const auto near = contiguous(to_device(value.value(), Cpu{}));
+  std::vector<double> numbers;
+  for (Index i = 0; i < near.numel(); ++i) numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
+  numbers.push_back(own);
+  group->sum(numbers);
+  const double over = !is_mean || numbers.back() == 0 ? 1 : numbers.back();
+  auto whole = Tensor<T, Rank, Cpu>::empty(value.shape());
+  for (Index i = 0; i < whole.numel(); ++i)
+    whole.data()[i] = static_cast<T>(numbers[static_cast<std::size_t>(i)] / over);
+  return record(
+      global_batch_name, to_device(whole, value.device()),
+      [group, share = own / over](const auto& dy, auto dx) {
+        // All members' gradients by the whole value, each by what its member counts.
+        const double weight = group->weight();
+        const auto here = contiguous(to_device(dy, Cpu{}));
+        std::vector<double> gradients;
+        for (Index i = 0; i < here.numel(); ++i) gradients.push_back(weight * static_cast<double>(here.data()[i]));
+        group->sum(gradients);
+        auto own = Tensor<T, Rank, Cpu>::empty(here.shape());
+        for (Index i = 0; i < own.numel(); ++i)
+          own.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
+        dx->add(to_device(own, dy.device()));
+      },
+      value);
+}
+}  // namespace detail
+
+/// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
+/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
+/// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
+/// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
+/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline, or with
+/// canonical shares).
+template <AnyVariable X>
+auto of_global_batch(const X& x) {
+  const auto& value = detail::variable_of(x);
+  const auto group = batch_group();
+  if (!group || !value.node() || !grad_enabled()) return value;
+  detail::LossTerms terms;
+  terms.find(*value.node());
+  terms.check_linear("of_global_batch");
+  if (terms.all().empty()) return value;
+  const auto& term = terms.all().front();
+  check<UsageError>(terms.is_one_term(*value.node()),
+                    "of_global_batch: expected one mean or sum over the batch, times "
+                    "a number, got a sum of several, or of one and a number: take of_global_batch of each");
+  if (std::string_view(term.origin->operation()) == detail::canonical_mean_name) return value;
+  return detail::sum_over_members(value, term, group);
+}
+template <AnyTensor X>
+X of_global_batch(const X& x) {
+  return x;
+}
+/// The same of what was made of a net's outputs, outside of its model. The same line under every policy; all ranks call
+/// it.
+template <class Net, Operand X>
+auto of_global_batch(const Net& net, const X& x) {
+  const BatchGroupScope scope(net.global_batch());
+  return of_global_batch(x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+
 // <chorus/ops/higher_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
@@ -17323,6 +15601,10 @@ template <Real T, int Rank, Device D = Cpu>
 class GraphVariable : public Variable<T, Rank, D> {
  public:
   GraphVariable() = default;
+  GraphVariable(const GraphVariable&) = default;
+  GraphVariable(GraphVariable&&) noexcept = default;
+  GraphVariable& operator=(const GraphVariable&) & = default;
+  GraphVariable& operator=(GraphVariable&&) & noexcept = default;
   /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
   explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
       : Variable<T, Rank, D>(std::move(value), requires_grad) {}
@@ -19239,268 +17521,6 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 
-// <chorus/ops/quantized.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
-/// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
-/// weights: a model of many layers is for `quantized(model)`, which does so once.
-
-namespace chorus {
-
-/// Integers, and what they stand for: (q - zero_point) * scale.
-template <int Rank>
-struct Quantized {
-  Tensor<std::uint8_t, Rank, Cpu> values;
-  float scale = 1;
-  std::int32_t zero_point = 0;
-};
-
-/// Weights of 8 bits with a scale for each output, the first axis.
-template <int Rank>
-struct QuantizedWeight {
-  Tensor<std::int8_t, Rank, Cpu> values;
-  Tensor<float, 1, Cpu> scale;
-};
-
-/// What the integers of a result stand for, and whether a ReLU is applied first.
-struct QuantizedOutput {
-  float scale = 1;
-  std::int32_t zero_point = 0;
-  bool relu = false;
-};
-
-namespace detail {
-
-inline void check_levels(const char* operation, float scale, std::int32_t zero_point) {
-  check<UsageError>(std::isfinite(scale) && scale > 0 && zero_point >= 0 && zero_point <= 255, operation,
-                    ": a scale of ", scale, " and a zero point of ", zero_point,
-                    ": expected a positive number and one in [0, 255]");
-}
-
-template <int Rank>
-kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
-  return {x.scale, x.zero_point, {}};
-}
-
-/// Images with their channels last, and the memory in which they lie.
-struct OwnImages {
-  std::vector<std::uint8_t> memory;
-  kernels::int8::Images images;
-
-  OwnImages(const Shape<4>& shape, Index border) : images{nullptr, shape[0], shape[2], shape[3], shape[1], border} {
-    memory.resize(static_cast<std::size_t>(images.bytes()));
-    images.data = memory.data();
-  }
-  OwnImages(const Tensor<std::uint8_t, 4, Cpu>& x, Index border, std::uint8_t outside) : OwnImages(x.shape(), border) {
-    const auto from = contiguous(x);
-    images.fill_border(outside);
-    const std::uint8_t* number = from.data();
-    for (Index image = 0; image < images.batch; ++image)
-      for (Index c = 0; c < images.channels; ++c)
-        for (Index row = 0; row < images.height; ++row)
-          for (Index column = 0; column < images.width; ++column) images.at(image, row, column)[c] = *number++;
-  }
-  Tensor<std::uint8_t, 4, Cpu> tensor() const {
-    auto out = Tensor<std::uint8_t, 4, Cpu>::empty({images.batch, images.channels, images.height, images.width});
-    kernels::int8::for_channels_first(images, out.data(), [](std::uint8_t q) { return q; });
-    return out;
-  }
-};
-
-template <class Way>
-Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, const QuantizedWeight<4>& weight,
-                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
-                              const Conv2dOptions& options) {
-  check_defined(operation, x.values, weight.values, weight.scale);
-  check_levels(operation, x.scale, x.zero_point);
-  check_levels(operation, y.scale, y.zero_point);
-  const auto& in = x.values.shape();
-  const auto& taps = weight.values.shape();
-  const kernels::Conv2dShape shape{.batch = in[0],
-                                   .in_channels = in[1],
-                                   .height = in[2],
-                                   .width = in[3],
-                                   .out_channels = taps[0],
-                                   .kernel_h = taps[2],
-                                   .kernel_w = taps[3],
-                                   .stride_h = options.stride.height,
-                                   .stride_w = options.stride.width,
-                                   .padding_h = options.padding.height,
-                                   .padding_w = options.padding.width,
-                                   .dilation_h = options.dilation.height,
-                                   .dilation_w = options.dilation.width,
-                                   .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
-  check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
-                    ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
-                    " groups");
-  check<ShapeError>(weight.scale.numel() == shape.out_channels &&
-                        (!bias.defined() || bias.numel() == shape.out_channels),
-                    operation, ": ", weight.scale.numel(), " scales and ", bias.defined() ? bias.numel() : 0,
-                    " biases for ", shape.out_channels, " outputs");
-  check<ShapeError>(shape.height + 2 * shape.padding_h > shape.dilation_h * (shape.kernel_h - 1) &&
-                        shape.width + 2 * shape.padding_w > shape.dilation_w * (shape.kernel_w - 1),
-                    operation, ": the kernel of ", taps, " is larger than the padded input of ", in);
-  const Index terms = taps[1] * taps[2] * taps[3];
-  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms,
-                    " products, of which 32 bits hold ", kernels::int8::most_terms);
-
-  const auto numbers = contiguous(weight.values);
-  const auto packed =
-      kernels::int8::pack_weights(shape, {numbers.data(), static_cast<std::size_t>(numbers.numel())});
-  const auto padded = static_cast<std::size_t>(shape.out_channels + kernels::int8::panel);
-  std::vector<std::int32_t> offset(padded);
-  std::vector<float> start(padded), multiplier(padded);
-  for (Index o = 0; o < shape.out_channels; ++o) {
-    const auto at = static_cast<std::size_t>(o);
-    const float unit = x.scale * weight.scale(o);
-    offset[at] = -x.zero_point * packed.sums[at];
-    start[at] = bias.defined() ? bias(o) / unit : 0.0f;
-    multiplier[at] = unit / y.scale;
-  }
-  const OwnImages from(x.values, std::max(shape.padding_h, shape.padding_w), static_cast<std::uint8_t>(x.zero_point));
-  const OwnImages to({shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, 0);
-  kernels::int8::convolution<Way>(
-      shape, from.images, packed,
-      {offset.data(), start.data(), multiplier.data(), y.zero_point, y.relu ? y.zero_point : 0, 255},
-      to.images);
-  return {to.tensor(), y.scale, y.zero_point};
-}
-
-}  // namespace detail
-
-/// The nearest integers: clamp(rint(x / scale) + zero_point, 0, 255), ties to even. Throws UsageError unless the scale
-/// is positive and the zero point in [0, 255].
-template <int Rank>
-Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::int32_t zero_point) {
-  detail::check_defined("quantize", x);
-  detail::check_levels("quantize", scale, zero_point);
-  const auto from = contiguous(x);
-  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(x.shape()), scale, zero_point};
-  const kernels::int8::Levels levels{scale, zero_point, {}};
-  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = kernels::int8::level_of(levels, from.data()[i]);
-  return out;
-}
-
-/// What the integers stand for.
-template <int Rank>
-Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
-  detail::check_defined("dequantize", x.values);
-  const auto from = contiguous(x.values);
-  auto out = Tensor<float, Rank, Cpu>::empty(from.shape());
-  for (Index i = 0; i < from.numel(); ++i) out.data()[i] = detail::levels_of(x).number(from.data()[i]);
-  return out;
-}
-
-/// conv2d of integers, added up in 32 bits; padding stands for 0, which is x's zero point. bias: [out], of floats, or
-/// undefined. Throws ShapeError where the shapes don't fit, as `conv2d` does, and UsageError for levels that can't be.
-template <class Way = kernels::int8::Best>
-Quantized<4> quantized_conv2d(const Quantized<4>& x, const QuantizedWeight<4>& weight,
-                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
-                              const Conv2dOptions& options = {}) {
-  return detail::quantized_conv2d<Way>("quantized_conv2d", x, weight, bias, y, options);
-}
-
-/// x: [batch, in], weight: [out, in] -> x weightᵀ + bias: [batch, out], of integers.
-template <class Way = kernels::int8::Best>
-Quantized<2> quantized_linear(const Quantized<2>& x, const QuantizedWeight<2>& weight,
-                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y) {
-  constexpr const char* name = "quantized_linear";
-  detail::check_defined(name, x.values, weight.values);
-  const auto from = contiguous(x.values);
-  const auto w = contiguous(weight.values);
-  check<ShapeError>(from.size(1) == w.size(1), name, ": an input of shape ", from.shape(),
-                    " does not fit a weight of shape ", w.shape());
-  const auto out = detail::quantized_conv2d<Way>(
-      name, {from.view(Shape<4>{from.size(0), from.size(1), 1, 1}), x.scale, x.zero_point},
-      {w.view(Shape<4>{w.size(0), w.size(1), 1, 1}), weight.scale}, bias, y, {});
-  return {out.values.view(Shape<2>{from.size(0), w.size(0)}), out.scale, out.zero_point};
-}
-
-/// a + b, added in float and rounded once.
-template <int Rank>
-Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b, const QuantizedOutput& y) {
-  constexpr const char* name = "quantized_add";
-  detail::check_defined(name, a.values, b.values);
-  detail::check_levels(name, a.scale, a.zero_point);
-  detail::check_levels(name, b.scale, b.zero_point);
-  detail::check_levels(name, y.scale, y.zero_point);
-  check<ShapeError>(a.values.shape() == b.values.shape(), name, ": operands of shapes ", a.values.shape(), " and ",
-                    b.values.shape());
-  const auto left = contiguous(a.values), right = contiguous(b.values);
-  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(left.shape()), y.scale, y.zero_point};
-  kernels::int8::add({detail::levels_of(a), detail::levels_of(b), {y.scale, y.zero_point, {}}, y.relu}, left.data(),
-                     right.data(), out.values.data(), left.numel());
-  return out;
-}
-
-/// The larger of x and 0, as integers of the same levels.
-template <int Rank>
-Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
-  detail::check_defined("quantized_relu", x.values);
-  const auto from = contiguous(x.values);
-  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(from.shape()), x.scale, x.zero_point};
-  const auto zero = static_cast<std::uint8_t>(x.zero_point);
-  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = std::max(from.data()[i], zero);
-  return out;
-}
-
-/// max_pool2d of integers, whose levels stay.
-inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
-  detail::check_defined("quantized_max_pool2d", x.values);
-  const auto shape = detail::pool2d_shape("quantized_max_pool2d", x.values.shape(), window, options);
-  const detail::OwnImages from(x.values, 0, 0);
-  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
-  kernels::int8::max_pool2d(shape, from.images, to.images);
-  return {to.tensor(), x.scale, x.zero_point};
-}
-
-/// avg_pool2d of integers, added up in 32 bits and rounded once, to x's levels.
-inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
-  constexpr const char* name = "quantized_avg_pool2d";
-  detail::check_defined(name, x.values);
-  detail::check_levels(name, x.scale, x.zero_point);
-  const auto shape = detail::pool2d_shape(name, x.values.shape(), window, options);
-  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": its windows have no dilation");
-  const detail::OwnImages from(x.values, 0, 0);
-  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
-  kernels::int8::avg_pool2d(shape, from.images, to.images,
-                            {detail::levels_of(x), detail::levels_of(x), options.count_include_pad});
-  return {to.tensor(), x.scale, x.zero_point};
-}
-
-/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
-/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
-/// index that is no entry.
-template <int Rank>
-Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
-                                                 const Tensor<std::int64_t, Rank, Cpu>& index) {
-  constexpr const char* name = "quantized_embedding";
-  detail::check_defined(name, weight.values, weight.scale, index);
-  const auto rows = contiguous(weight.values);
-  const auto scales = contiguous(weight.scale);
-  const auto chosen = contiguous(index);
-  const Index entries = rows.size(0), features = rows.size(1);
-  check<ShapeError>(scales.numel() == entries, name, ": expected ", entries, " scales for a weight of shape ",
-                    rows.shape(), ", got ", scales.numel());
-  Shape<Rank + 1> shape{};
-  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
-  shape.back() = features;
-  auto out = Tensor<float, Rank + 1, Cpu>::empty(shape);
-  for (Index i = 0; i < chosen.numel(); ++i) {
-    const Index row = chosen.data()[i];
-    check<UsageError>(row >= 0 && row < entries, name, ": index ", row, " is not in [0, ", entries, ")");
-    for (Index k = 0; k < features; ++k)
-      out.data()[i * features + k] = static_cast<float>(rows.data()[row * features + k]) * scales.data()[row];
-  }
-  return out;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_QUANTIZED_HPP
-
 // <chorus/ops/scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
@@ -19825,8 +17845,7 @@ class ParameterAverage {
     check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
-      entries_.push_back({named.name, named.handle.shared(), &parameter, &parameter,
-                          copy_of(parameter.where(), parameter.memory(), parameter.size_bytes())});
+      add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
   /// Of all parameters and buffers of `net`, a policy.
@@ -19836,8 +17855,7 @@ class ParameterAverage {
     use_buffers_ = options.use_buffers;
     for (auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
-      entries_.push_back({named.name, named.handle.shared(), &buffer, nullptr,
-                          copy_of(buffer.where(), buffer.memory(), buffer.size_bytes())});
+      add({named.name, named.handle.shared(), &buffer, nullptr, {}});
     }
   }
   ~ParameterAverage() {
@@ -19880,13 +17898,8 @@ class ParameterAverage {
   }
 
   /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Where the model holds several averages, one above the other, they may go in any order. Throws UsageError where
-  /// ranks have the model's numbers in common.
+  /// Where the model holds several averages, one above the other, they may go in any order.
   void swap() {
-    for (const Entry& entry : entries_)
-      check<UsageError>(entry.parameter == nullptr || !entry.parameter->in_common(),
-                        "ParameterAverage: all ranks have '", entry.name,
-                        "' in common (share_parameters of ShardedOptimizer), and would each exchange it");
     for (Entry& entry : entries_) {
       const auto device = entry.where();
       const auto bytes = entry.size_bytes();
@@ -19916,16 +17929,14 @@ class ParameterAverage {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
-      const bool is_part = entry.parameter != nullptr && entry.parameter->is_part();
-      const auto extents = is_part ? entry.parameter->whole_extents() : entry.extents();
-      out.push_back({.name = cat("average.", entry.name),
-                     .dtype = entry.dtype(),
-                     .shape = {extents.begin(), extents.end()},
-                     .data = entry.average.data(),
-                     .part = entry.parameter != nullptr ? entry.parameter->part() : nullptr});
-      if (!is_part) continue;
-      out.back().part_begin = static_cast<std::size_t>(entry.parameter->part_begin());
-      out.back().part_count = static_cast<std::size_t>(entry.parameter->count());
+      if (!entry.is_here()) continue;
+      const auto name = cat("average.", entry.name);
+      if (entry.parameter != nullptr) {
+        out.push_back(detail::beside(*entry.parameter, name, entry.average.data()));
+      } else {
+        const auto extents = entry.numbers->extents();
+        out.push_back({name, entry.dtype(), {extents.begin(), extents.end()}, entry.average.data()});
+      }
     }
     out.push_back({"average_updates", DType::i64, {}, &updates_, true});
     return out;
@@ -19941,19 +17952,20 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    void* value() const { return numbers->memory(); }
+    // Of what is another process's there is nothing here.
+    bool is_here() const { return numbers->is_here(); }
+    void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
     DType dtype() const { return numbers->dtype(); }
-    std::span<const Index> extents() const { return numbers->extents(); }
-    Index count() const { return numbers->count(); }
-    std::size_t size_bytes() const { return numbers->size_bytes(); }
+    Index count() const { return is_here() ? numbers->count() : 0; }
+    std::size_t size_bytes() const { return is_here() ? numbers->size_bytes() : 0; }
   };
 
-  static Storage<D> copy_of(D device, const void* from, std::size_t bytes) {
+  void add(Entry entry) {
     const MemoryScope scope(trace::Memory::optimizer);
-    Storage<D> copy(device, bytes);
-    copy_bytes(device, copy.data(), device, from, bytes);
-    return copy;
+    entry.average = Storage<D>(entry.where(), entry.size_bytes());
+    copy_bytes(entry.where(), entry.average.data(), entry.where(), entry.value(), entry.size_bytes());
+    entries_.push_back(std::move(entry));
   }
 
   AverageRule rule_;
@@ -19984,6 +17996,7 @@ class AveragedScope {
     check_free();
     for (const auto& named : nn::named_buffers<D>(net.module())) {
       auto& buffer = *named.buffer;
+      if (!buffer.is_here()) continue;
       kept_.push_back({named.handle.shared(), &buffer, Storage<D>(buffer.where(), buffer.size_bytes())});
       copy_bytes(buffer.where(), kept_.back().numbers.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
     }
@@ -20338,9 +18351,10 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 /// all optimizers step or none.
 ///
 /// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks have
-/// parameters of their own, they have to ask each other: `GradScaler scaler{net}`. With a ShardedOptimizer they ask
-/// each other in any case, since each rank may have averaged a part of the gradients alone.
+/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks may
+/// have averages of their own, under a hook, they have to ask each other: `GradScaler scaler{net}`. Ranks that have a
+/// model's parts, and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
+/// each other in any case.
 ///
 /// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
 /// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
@@ -20393,17 +18407,15 @@ class GradScaler {
   /// last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
-    for (const auto& named : parameters_)
-      check<UsageError>(agree_ || !(named.parameter->is_part() || named.parameter->one_of_a_part()), "GradScaler: '",
-                        named.name, "' is in a part of the model that this rank has, and all ranks step or none: "
-                        "GradScaler scaler{net}");
-    check<UsageError>(agree_ || any_gradient(),
+    for (const auto& named : parameters_) named.parameter->check_grad_whole();
+    const auto agree = agree_ ? agree_ : among_ranks();
+    check<UsageError>(agree || any_gradient(),
                       "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
                       "others: GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
-    return finite_ = scale_.unscale(parameters_, agree_);
+    return finite_ = scale_.unscale(parameters_, agree);
   }
   /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
   /// All ranks call it, and return the same.
@@ -20498,6 +18510,18 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
+  // Asks the ranks that have the parameters together; nothing where each has all.
+  detail::AgreeOnFound among_ranks() const {
+    auto all = detail::ranks_of(parameters_);
+    if (all.empty()) return {};
+    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name, "' is of a model of which ",
+                      "each rank has a part, and all step or none: GradScaler scaler{net}");
+    return [all = std::move(all)](std::int32_t* found) {
+      double number = *found;
+      for (const auto& ranks : all) ranks->max({&number, 1});
+      *found = number > 0 ? 1 : 0;
+    };
+  }
   void begin_unscale() {
     check<UsageError>(!gradients_.are_anothers(),
                       "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "
@@ -20558,8 +18582,7 @@ template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
   for (const auto& named : parameters)
-    check<UsageError>(!named.parameter->is_part(), optimizer,
-                      ": it needs whole parameters, and this rank has a part of '", named.name, "' alone");
+    nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 
@@ -20599,7 +18622,9 @@ class Lars final : public Optimizer<D> {
 
   /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
+                     {options.momentum, options.weight_decay, options.trust, options.eps}),
+        options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
                       ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
@@ -20664,7 +18689,9 @@ class Lamb final : public Optimizer<D> {
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
   /// part of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
@@ -20743,7 +18770,8 @@ class Lion final : public Optimizer<D> {
 
   /// Throws UsageError for betas outside of [0, 1) and a negative weight_decay.
   explicit Lion(std::vector<nn::NamedParameter<D>> parameters, const LionOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
@@ -20798,7 +18826,9 @@ class BatchNormPasses {
     for (nn::Module* module : modules.all) {
       modes_.emplace_back(module, module->training());
       auto* norm = dynamic_cast<nn::RunningStatistics*>(module);
-      if (norm != nullptr && norm->tracks_running_stats()) norms_.emplace_back(norm, norm->momentum());
+      if (norm == nullptr || !norm->tracks_running_stats()) continue;
+      any_ = true;
+      if (is_here(*module)) norms_.emplace_back(norm, norm->momentum());
     }
   }
   void begin() {
@@ -20815,9 +18845,26 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
+  /// Those whose statistics this process has.
   const auto& norms() const { return norms_; }
+  /// Whether the model has one, wherever it is.
+  bool any() const { return any_; }
 
  private:
+  // Another stage of a pipeline may have it.
+  static bool is_here(nn::Module& norm) {
+    struct Look final : nn::detail::Walker {
+      bool here = true;
+      void buffer(std::string_view, AnyBuffer& handle) override {
+        const auto* const buffer = dynamic_cast<const BufferOn<Cpu>*>(handle.shared().get());
+        here = here && (buffer == nullptr || buffer->is_here());
+      }
+    } look;
+    look.walk(norm);
+    return look.here;
+  }
+
+  bool any_ = false;
   std::vector<std::pair<nn::Module*, bool>> modes_;
   std::vector<std::pair<nn::RunningStatistics*, std::optional<double>>> norms_;
 };
@@ -20877,7 +18924,7 @@ void update_bn(Net& net, Passes&& passes) {
       return net;
   }();
   detail::BatchNormPasses scope(model);
-  if (scope.norms().empty()) return;
+  if (!scope.any()) return;
   scope.begin();
   {
     const NoGrad no_grad;
@@ -20891,6 +18938,1112 @@ void update_bn(Net& net, Passes&& passes) {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
+
+// <chorus/parallel/fully_sharded_data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
+/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
+/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+
+// <chorus/nn/deferred.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+#define CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+
+namespace chorus {
+
+/// What `deferred` gives: the arguments of a model's constructor.
+template <class Model, class... Arguments>
+class Deferred {
+ public:
+  explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
+  Model make() const { return std::make_from_tuple<Model>(arguments_); }
+  /// For policies whose ranks have the whole model.
+  operator Model() const { return make(); }
+
+ private:
+  std::tuple<Arguments...> arguments_;
+};
+
+/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
+/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
+/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
+/// reads or writes their numbers is refused.
+///   Net net{ch::deferred<Gpt>(config), run};
+template <class Model, class... Arguments>
+Deferred<Model, Arguments...> deferred(Arguments... arguments) {
+  return Deferred<Model, Arguments...>(std::move(arguments)...);
+}
+
+namespace detail {
+
+/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// `keep_promises`.
+template <class Model>
+class Making {
+ public:
+  template <class... Arguments>
+  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {
+    using D = typename nn::detail::DeviceOfModel<Model>::type;
+    for (const auto& named : nn::named_parameters<D>(model_))
+      promises_.check_untouched(named.parameter->place(), named.name);
+    promises_.check_untouched();
+  }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+  Model take() { return std::move(model_); }
+
+ private:
+  struct Scope {
+    PromisedNumbers* before;
+    explicit Scope(PromisedNumbers& promises) : before(std::exchange(PromisedNumbers::current(), &promises)) {}
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() { PromisedNumbers::current() = before; }
+  };
+  PromisedNumbers promises_;
+  Scope scope_;
+  Model model_;
+};
+
+/// Draws what is promised in this thread yet, which promises nothing more.
+inline void keep_promises() {
+  if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
+}
+/// `part`, whose numbers are drawn now.
+template <class Part>
+Part with_numbers(Part part) {
+  keep_promises();
+  return part;
+}
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
+
+// <chorus/parallel/fsdp/sharded_units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+
+// <chorus/parallel/fsdp/shard.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+/// What a rank has of a parameter, as optimizers take it.
+
+// <chorus/parallel/parameter_slice.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SLICE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SLICE_HPP
+/// Parameters of which a process has a part, or nothing, as optimizers take them.
+
+namespace chorus::detail {
+
+/// A run of a parameter's numbers, for an optimizer that steps these alone.
+template <Device D>
+class ParameterSlice : public ParameterOn<D> {
+ public:
+  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {
+    this->set_part(whole.part());
+  }
+
+  DType dtype() const override { return whole_.dtype(); }
+  std::span<const Index> extents() const override { return whole_.extents(); }
+  std::span<const Index> extents_here() const override { return count_; }
+  bool is_part() const override { return true; }
+  D where() const override { return whole_.where(); }
+  void* place() const override { return at(whole_.memory()); }
+  Index part_begin() const override { return begin_; }
+  const Storage<D>& storage() const override { return whole_.storage(); }
+  void* grad_place() const override { return at(whole_.grad_place()); }
+  const void* grad_block() const override { return whole_.grad_block(); }
+  bool grad_arrived() const override { return whole_.grad_arrived(); }
+  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
+  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
+  bool wants_grad() const override { return whole_.wants_grad(); }
+  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
+  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
+  void on_grad(std::function<void()>) override { no_parameter(); }
+  void move_to_device(D) override { no_parameter(); }
+  void replace_numbers(std::span<const Index>, const Storage<D>&) override { no_parameter(); }
+  Ref<Node> copy_to(D) const override { no_parameter(); }
+  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
+  void set_origin(Ref<Node>) override { no_parameter(); }
+  Ref<Node> make_stand_in() const override { no_parameter(); }
+  const void* grad_data_of(const Node&) const override { no_parameter(); }
+  void drop_grad_of(Node&) const override { no_parameter(); }
+
+ protected:
+  ParameterOn<D>& whole() const { return whole_; }
+  void* at(void* whole) const {
+    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
+  }
+
+ private:
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+  ParameterOn<D>& whole_;
+  Index begin_;
+  std::array<Index, 1> count_;
+};
+
+/// A parameter that is in another process: this one takes part in what is done with it, with no number.
+template <Device D>
+class ParameterElsewhere final : public ParameterSlice<D> {
+ public:
+  explicit ParameterElsewhere(ParameterOn<D>& whole) : ParameterSlice<D>(whole, 0, 0) {}
+  void* place() const override { return this->whole().place(); }
+  bool grad_arrived() const override { return false; }
+  void set_grad_arrived(bool) override {}
+  void on_grad(std::function<void()>) override {}
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SLICE_HPP
+
+namespace chorus::fsdp {
+
+/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
+template <Device D>
+class Shard final : public chorus::detail::ParameterSlice<D> {
+ public:
+  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+
+  void* place() const override { return this->at(this->whole().place()); }
+  bool grad_arrived() const override { return arrived_; }
+  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
+  void set_grad_arrived(bool arrived) override {
+    arrived_ = arrived;
+    if (arrived) return;
+    ++forgotten_;
+    this->whole().set_grad_arrived(false);
+  }
+  std::uint32_t times_forgotten() const override { return forgotten_; }
+  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
+  void set_averaged(bool averaged) { arrived_ = averaged; }
+
+ private:
+  bool arrived_ = false;
+  std::uint32_t forgotten_ = 0;
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
+
+// <chorus/parallel/fsdp/units_at_hand.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
+
+// <chorus/parallel/fsdp/order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+/// In which order a pass gathers units.
+
+namespace chorus::fsdp {
+
+/// The first pass of a kind guesses; from then on all ranks gather in the order in which rank 0 had touched the units:
+/// whatever a rank computes, it takes part in all gathers, each once.
+struct Order {
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  std::vector<std::size_t> units;
+  std::vector<std::size_t> place;      // by unit: its index in `units`, or none
+  std::vector<std::size_t> last_used;  // by unit: how far the pass had come in `units` when it was used last
+  bool learned = false;
+
+  /// With the guess that each unit is used once.
+  Order(std::vector<std::size_t> guess, std::size_t of) : units(std::move(guess)), place(of, none), last_used(of, 0) {
+    for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
+  }
+
+  /// All ranks take rank 0's, which they know from now on.
+  template <class Communicator>
+  void take_rank_0s(Communicator& ranks) {
+    learned = true;
+    if (ranks.size() == 1) return;
+    std::vector<std::int64_t> message(2 * place.size() + 1, 0);
+    message[0] = static_cast<std::int64_t>(units.size());
+    std::copy(units.begin(), units.end(), message.begin() + 1);
+    const auto used = message.end() - static_cast<std::ptrdiff_t>(place.size());
+    std::copy(last_used.begin(), last_used.end(), used);
+    ranks.broadcast(std::span(message), 0, {});
+    *this = Order({message.begin() + 1, message.begin() + 1 + message[0]}, place.size());
+    last_used.assign(used, message.end());
+    learned = true;
+  }
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+
+// <chorus/parallel/fsdp/units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
+
+namespace chorus {
+
+namespace fsdp {
+
+/// Elements [begin, begin + count) of a group's flat buffer.
+struct Unit {
+  std::size_t group, begin, count;
+  std::vector<std::size_t> entries;
+};
+
+/// Elements [begin, end) of a parameter, counted from its first, that lie in elements [begin, end) of its unit.
+template <Device D>
+ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry, const ddp::Elements& of) {
+  const std::size_t from = entry.begin - unit.begin;
+  const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
+  return {std::clamp(of.begin, from, behind) - from, std::clamp(of.end, from, behind) - from};
+}
+
+namespace detail {
+
+/// What a parameter belongs to, from its path: that of its module.
+inline std::string_view owner(std::string_view path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
+}
+
+/// The paths of all modules of the types `Blocks` in a model, those within others left out.
+template <class... Blocks>
+class PathsOf final : public nn::detail::Walker {
+ public:
+  explicit PathsOf(nn::Module& model) { this->walk(model); }
+  /// The path of the block that a parameter belongs to; empty where it belongs to none.
+  std::string_view block_of(std::string_view parameter) const {
+    for (const std::string& path : paths_)
+      if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
+    return {};
+  }
+
+ private:
+  void enter(nn::Module& module) override {
+    auto path = this->prefix();
+    if (!path.empty() && path.back() == '.') path.pop_back();
+    if ((... || (dynamic_cast<Blocks*>(&module) != nullptr)) && block_of(path + ".").empty()) paths_.push_back(path);
+  }
+  std::vector<std::string> paths_;
+};
+
+/// Makes a unit of each run of neighbours for which `starts(entry, unit so far)` is false.
+template <Device D, class Starts>
+std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
+  std::vector<Unit> units;
+  std::vector<std::size_t> open(flat.groups().size(), flat.entries().size());  // by group: its last unit
+  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+    const auto& entry = flat.entries()[i];
+    auto& last = open[entry.group];
+    if (last == flat.entries().size() || starts(i, units[last])) {
+      last = units.size();
+      units.push_back({entry.group, entry.begin, 0, {}});
+    }
+    units[last].entries.push_back(i);
+    units[last].count += entry.count;
+  }
+  return units;
+}
+
+}  // namespace detail
+}  // namespace fsdp
+
+/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
+/// of its own, and what is frozen when the policy takes the model is apart from the rest.
+template <std::size_t Bytes>
+struct ByBytes {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module&, const nn::FlatParameters<D>& flat) {
+    const auto& entries = flat.entries();
+    const auto bytes_of_layer = [&](std::size_t i) {
+      std::size_t bytes = 0;
+      const auto owner = fsdp::detail::owner(entries[i].named.name);
+      for (; i < entries.size() && fsdp::detail::owner(entries[i].named.name) == owner; ++i)
+        bytes += entries[i].count * size_of(flat.groups()[entries[i].group].dtype);
+      return bytes;
+    };
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = entries[unit.entries.back()];
+      if (before.parameter().wants_grad() != entries[i].parameter().wants_grad()) return true;
+      if (fsdp::detail::owner(before.named.name) == fsdp::detail::owner(entries[i].named.name)) return false;
+      return unit.count * size_of(flat.groups()[unit.group].dtype) + bytes_of_layer(i) > Bytes;
+    });
+  }
+};
+
+/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
+template <class... Blocks>
+struct ByModule {
+  static constexpr bool reshard_after_forward = true;
+
+  template <Device D>
+  static std::vector<fsdp::Unit> cut(nn::Module& model, const nn::FlatParameters<D>& flat) {
+    const fsdp::detail::PathsOf<Blocks...> blocks(model);
+    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
+      const auto& before = flat.entries()[unit.entries.back()];
+      return before.parameter().wants_grad() != flat.entries()[i].parameter().wants_grad() ||
+             blocks.block_of(before.named.name) != blocks.block_of(flat.entries()[i].named.name);
+    });
+  }
+};
+
+/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
+/// once; gradients and the optimizer's state are in parts alone.
+struct KeepParameters : ByBytes<> {
+  static constexpr bool reshard_after_forward = false;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
+
+namespace chorus::fsdp {
+
+/// What a rank is doing with its parameters.
+enum class Pass : std::uint8_t {
+  none,     // its parts rest
+  forward,  // a forward pass that backward will follow
+  aside,    // one without gradients
+  backward,
+  gathered,  // somebody looks at them
+};
+
+/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
+/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
+/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
+/// on its way; but one that is used again later in the pass stays.
+template <Device D, class Communicator>
+class UnitsAtHand final : public Residence {
+ public:
+  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
+  /// see KeepParameters.
+  UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
+              bool reshard_after_forward)
+      : flat_(&flat),
+        ranks_(ranks),
+        keeps_unused_(keeps_unused),
+        reshard_after_forward_(reshard_after_forward),
+        forward_(layer_order(units), units.size()),
+        aside_(forward_),
+        backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
+    for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
+  }
+
+  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
+  /// drawn: of each unit this rank's part.
+  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
+    const int slot = trace_slot(flat_->groups().front().values.device());
+    {
+      const trace::PeakKept kept(slot);
+      const auto pages = [slot](auto& list, trace::Memory kind) {
+        return [slot, kind, &list](std::size_t bytes) {
+          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
+          return std::shared_ptr<void>(list.back(), list.back()->data());
+        };
+      };
+      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      for (std::size_t u = 0; u < states_.size(); ++u) {
+        for (const std::size_t i : states_[u].unit.entries) {
+          draw_promised(states_[u].unit, flat_->entries()[i], part(u));
+          flat_->entries()[i].parameter().storage().set_residence(self, u);
+        }
+        give_back(u);
+        states_[u].has_gradients = true;
+        give_gradients_back(u);
+      }
+      if (auto* const promises = PromisedNumbers::current())
+        for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
+    }
+    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+  }
+  /// The policy has ended.
+  void end() { flat_ = nullptr; }
+
+  std::size_t units() const { return states_.size(); }
+  const Unit& unit(std::size_t u) const { return states_[u].unit; }
+  /// This rank's part of a unit, in elements from the unit's first.
+  ddp::Elements part(std::size_t u) const {
+    return ddp::part_of(states_[u].unit.count, static_cast<std::size_t>(ranks_.rank()),
+                        static_cast<std::size_t>(ranks_.size()));
+  }
+
+  // A pass.
+
+  /// All ranks begin with their parts; but backward finds what the forward pass has left.
+  void begin(Pass pass) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    pass_ = pass;
+    next_ = come_ = 0;
+    touched_.clear();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (pass != Pass::backward) give_back(u);
+      states_[u].touched = false;
+      states_[u].gathered = states_[u].at == At::here;
+    }
+    // What backward begins with is there: the next unit comes meanwhile.
+    if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
+      const bool has_first = states_[order.units.front()].at == At::here;
+      for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
+    }
+  }
+  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
+  /// to begin with.
+  void end_pass() {
+    Order& order = order_of_pass();
+    while (next_ < order.units.size()) {
+      come_ = next_;
+      start_next(order);
+      give_passed_back(Order::none);
+    }
+    const bool keeps = pass_ == Pass::forward && order.learned;
+    if (!order.learned) learn(order);
+    const std::size_t last = order.units.empty() ? Order::none : order.units.back();
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (keeps && (u == last || !reshard_after_forward_)) continue;
+      if (states_[u].at != At::away) arrive(u);
+      give_back(u);
+    }
+    if (pass_ == Pass::backward)
+      for (State& state : states_) state.first_node = never;
+    pass_ = Pass::none;
+  }
+  /// After an exception: what is on its way comes, and all is given back.
+  [[gnu::cold]] void give_up() noexcept {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      try {
+        arrive(u);
+      } catch (...) {  // the group has failed
+        states_[u].work.clear();
+      }
+      give_back(u);
+    }
+    pass_ = Pass::none;
+  }
+
+  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
+  void gradients_complete(std::size_t u) {
+    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
+  }
+  /// A gradient is written in a unit.
+  void gradient_comes(std::size_t u) {
+    State& state = states_[u];
+    if (std::exchange(state.has_gradients, true)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+  }
+  /// Other ranks have the rest of the unit's gradients.
+  void give_gradients_back(std::size_t u) {
+    State& state = states_[u];
+    if (!std::exchange(state.has_gradients, false)) return;
+    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+  }
+
+  /// All numbers of all units are there until `end_gathered`.
+  [[gnu::cold]] void begin_gathered() {
+    begin(Pass::gathered);
+    for (std::size_t u = 0; u < states_.size(); ++u) start(u);
+    for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
+    versions_ = versions();
+  }
+  /// `write`: rank 0's numbers are everybody's now.
+  [[gnu::cold]] void end_gathered(bool write) noexcept {
+    try {
+      if (!write)
+        check<UsageError>(versions() == versions_,
+                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
+                          "reading; gathered({.write = true}) takes rank 0's numbers");
+      else
+        for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    for (std::size_t u = 0; u < states_.size(); ++u) give_back(u);
+    pass_ = Pass::none;
+  }
+
+  // For storage.
+
+  bool present(std::size_t u) const override { return states_[u].at == At::here; }
+  void touch(std::size_t u) override {
+    State& state = states_[u];
+    if (pass_ == Pass::none || pass_ == Pass::gathered) {
+      if (state.at != At::here) refuse(u);
+      return;
+    }
+    if (!std::exchange(state.touched, true)) touched_.push_back(u);
+    state.last_use = chorus::detail::operations_ended;
+    state.last_used = touched_.size() - 1;
+    if (pass_ == Pass::forward && state.first_node == never) state.first_node = Node::next_sequence();
+    if (state.at != At::here) fetch(u);
+  }
+
+ private:
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  enum class At : std::uint8_t { away, on_its_way, here };
+  struct State {
+    Unit unit;
+    At at = At::here;
+    bool touched = false, gathered = false;  // in this pass
+    bool has_gradients = false;              // whole ones
+    std::uint64_t last_use = 0;              // operations that had ended then
+    std::size_t last_used = 0;               // units that the pass had touched then, less one
+    std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
+    std::vector<comm::Work> work = {};
+  };
+
+  static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
+                            const ddp::Elements& part) {
+    auto* const promises = PromisedNumbers::current();
+    if (promises == nullptr) return;
+    const auto& parameter = entry.parameter();
+    const auto mine = within<D>(unit, entry, part);
+    auto* const own = static_cast<std::byte*>(parameter.place()) + mine.begin * size_of(parameter.dtype());
+    promises->draw(parameter.place(), own, mine.begin, mine.end - mine.begin);
+  }
+
+  Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
+
+  // The order of the layers, as they are listed: the flat buffers have the last one first.
+  static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
+    std::vector<std::size_t> order(units.size());
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    return order;
+  }
+
+  void fetch(std::size_t u) {
+    Order& order = order_of_pass();
+    if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
+      while (next_ <= place) start_next(order);
+      come_ = place;
+    } else {
+      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
+                        " needs '", name(u),
+                        "' at a place of the pass where rank 0 did not in its first one, and has "
+                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
+                        "order; KeepParameters keeps all of them until backward has ended");
+      start(u);
+    }
+    arrive(u);
+    give_passed_back(u);
+    if (next_ < order.units.size()) start_next(order);
+  }
+
+  void start_next(const Order& order) {
+    const std::size_t u = order.units[next_++];
+    if (!states_[u].gathered) start(u);
+  }
+  void start(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::away) return;
+    state.at = At::on_its_way;
+    state.gathered = true;
+    const Unit& unit = state.unit;
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() == 1) return;
+    with_values(u, [&]<class T>(std::span<T> numbers) {
+      const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
+      const auto how = of_unit(u);
+      if (share > 0)
+        state.work.push_back(ranks_.all_gather_async(
+            std::span<const T>(numbers.subspan(static_cast<std::size_t>(ranks_.rank()) * share, share)),
+            numbers.first(share * ranks), how));
+      if (const auto rest = numbers.size() % ranks; rest > 0)
+        state.work.push_back(ranks_.broadcast_async(numbers.last(rest), ranks_.size() - 1, how));
+    });
+  }
+  void arrive(std::size_t u) {
+    State& state = states_[u];
+    if (state.at != At::on_its_way) return;
+    for (comm::Work& work : state.work) work.wait();
+    state.work.clear();
+    state.at = At::here;
+  }
+  void give_back(std::size_t u) {
+    State& state = states_[u];
+    if (ranks_.size() == 1 || state.at == At::away) return;
+    state.at = At::away;
+    for (const std::size_t i : state.unit.entries)
+      if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
+    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+  }
+  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
+  void give_passed_back(std::size_t now) {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      State& state = states_[u];
+      if (u == now || state.at == At::away || !is_passed(u)) continue;
+      if (pass_ != Pass::backward && state.touched && state.last_use == chorus::detail::operations_ended) continue;
+      arrive(u);
+      give_back(u);
+    }
+  }
+  bool is_passed(std::size_t u) const {
+    const State& state = states_[u];
+    // What backward has behind it; what has gradients to come says so itself.
+    if (pass_ == Pass::backward)
+      return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
+    if (!reshard_after_forward_) return false;
+    const Order& order = pass_ == Pass::aside ? aside_ : forward_;
+    return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
+  }
+  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
+  void learn(Order& order) {
+    std::vector<std::size_t> units = touched_;
+    if (keeps_unused_)
+      for (auto u = order.units.rbegin(); u != order.units.rend(); ++u) {
+        if (states_[*u].touched) continue;
+        const auto behind = u == order.units.rbegin() ? units.end() : std::find(units.begin(), units.end(), *(u - 1));
+        units.insert(behind, *u);
+      }
+    Order mine(units, states_.size());
+    for (const std::size_t u : touched_) mine.last_used[u] = mine.place[touched_[states_[u].last_used]];
+    order = std::move(mine);
+    order.take_rank_0s(ranks_);
+  }
+
+  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
+  template <class F>
+  void on_others(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto own = part(u);
+    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
+    f(unit.begin * size, (unit.begin + own.begin) * size);
+    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
+  }
+  template <class F>
+  void with_values(std::size_t u, const F& f) const {
+    const Unit& unit = states_[u].unit;
+    const auto& group = flat_->groups()[unit.group];
+    ddp::with_type(group.dtype, group.value(unit.begin),
+                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
+  }
+  static comm::CollectiveOptions of_unit(std::size_t u) {
+    return {.traffic = trace::Traffic::parameters, .unit = static_cast<int>(u)};
+  }
+  void send_rank_0s(std::size_t u) {
+    for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
+    if (ranks_.size() > 1) with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
+  }
+  std::vector<std::uint64_t> versions() const {
+    std::vector<std::uint64_t> all;
+    for (const auto& entry : flat_->entries()) all.push_back(entry.parameter().version());
+    return all;
+  }
+
+  const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
+  [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
+    check<UsageError>(flat_ != nullptr,
+                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
+                      "in parts, one on each rank");
+    fail<UsageError>("FullyShardedDataParallel: '", name(u),
+                     "', or another parameter of its unit, is read outside of "
+                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
+                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
+  }
+
+  nn::FlatParameters<D>* flat_;
+  Communicator& ranks_;
+  const bool keeps_unused_, reshard_after_forward_;
+  Order forward_, aside_, backward_;
+  std::vector<State> states_;
+  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  Pass pass_ = Pass::none;
+  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
+  std::size_t come_ = 0;                 // how far the pass has come in it
+  std::vector<std::size_t> touched_;     // in this pass
+  std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
+  std::exception_ptr failure_;           // of what could not throw
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
+
+namespace chorus::fsdp {
+
+/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
+/// this rank's shard, and the rest goes as soon as the bucket is back.
+template <Device D, class Communicator>
+class ShardedUnits final : public ddp::Extension<D> {
+ public:
+  using AtHand = UnitsAtHand<D, Communicator>;
+
+  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
+      : core_(core), at_hand_(std::move(at_hand)) {
+    core_.begins_bucket.assign(core_.entries(), 0);
+    unit_of_.resize(core_.entries());
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) {
+      const Unit& unit = at_hand_->unit(u);
+      core_.begins_bucket[unit.entries.front()] = 1;
+      for (const std::size_t i : unit.entries) unit_of_[i] = u;
+      make_shards(unit, at_hand_->part(u));
+    }
+    for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
+    missing_.resize(at_hand_->units());
+    aside_.resize(at_hand_->units());
+    // Gradients stay where their units are.
+    if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
+  }
+  ~ShardedUnits() override { at_hand_->end(); }
+
+  AtHand& at_hand() const { return *at_hand_; }
+  /// This rank's parts of all parameters, for an optimizer.
+  const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
+
+  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
+  void choose(std::span<char> sends) override {
+    std::vector<char> of_unit(at_hand_->units());
+    for (std::size_t i = 0; i < sends.size(); ++i)
+      if (sends[i]) of_unit[unit_of_[i]] = true;
+    for (std::size_t i = 0; i < sends.size(); ++i) sends[i] = of_unit[unit_of_[i]];
+  }
+  // Ranks compare what they want wherever it has changed.
+  void forward_begins(ddp::ForwardPass& pass) override {
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
+        pass.changed = true;
+  }
+
+  // Backward is about to begin, on all ranks.
+  void weighed() override {
+    put_aside();
+    std::fill(missing_.begin(), missing_.end(), 0);
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
+      missing_[unit_of_[i]] += gradients;
+      core_.buckets.expect(i, gradients);
+    }
+    at_hand_->begin(Pass::backward);
+    at_backward_end([units = at_hand_] { units->end_pass(); });
+  }
+  void gradient_arrived(std::size_t i) override {
+    const std::size_t u = unit_of_[i];
+    at_hand_->gradient_comes(u);
+    if (--missing_[u] == 0) at_hand_->gradients_complete(u);
+    if (!core_.sync) shard_of_[i]->set_grad_local(true);
+  }
+  // One bucket is on its way while the next one fills.
+  void bucket_is_full(const ddp::Bucket&) override {
+    while (core_.buckets.on_their_way().size() > 2) {
+      const auto first = core_.buckets.on_their_way().first(1);
+      core_.take_back(first);
+      at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
+    }
+  }
+  void averaged() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
+      shard_of_[i]->set_grad_local(false);
+    }
+    for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
+    add_what_was_aside();
+  }
+  void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
+
+ private:
+  [[gnu::cold]] void make_shards(const Unit& unit, const ddp::Elements& part) {
+    shard_of_.resize(core_.entries());
+    for (const std::size_t i : unit.entries) {
+      const auto& entry = core_.flat.entries()[i];
+      const auto mine = within<D>(unit, entry, part);
+      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                                static_cast<Index>(mine.end - mine.begin));
+      shard_of_[i]->set_ledger(entry.parameter().ledger());
+      shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
+    }
+  }
+  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
+  void put_aside() {
+    for (std::size_t u = 0; u < at_hand_->units(); ++u)
+      for (const std::size_t i : at_hand_->unit(u).entries) {
+        if (!shard_of_[i]->grad_arrived()) continue;
+        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_place());
+        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        shard_of_[i]->set_averaged(false);
+      }
+  }
+  void add_what_was_aside() {
+    for (auto& of_unit : aside_) {
+      for (const Aside& aside : of_unit) {
+        Shard<D>& shard = *shard_of_[aside.entry];
+        if (shard.times_forgotten() != aside.times_forgotten) continue;
+        if (!shard.grad_arrived()) {
+          std::memcpy(shard.grad_place(), aside.gradient.data(), aside.gradient.size());
+          shard.set_averaged(true);
+          continue;
+        }
+        ddp::with_type(shard.dtype(), shard.grad_place(), [&]<class T>(T* grad) {
+          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
+        });
+      }
+      of_unit.clear();
+    }
+  }
+
+  struct Aside {
+    std::size_t entry;
+    std::vector<std::byte> gradient;
+    std::uint32_t times_forgotten;
+  };
+
+  ddp::Core<D, Communicator>& core_;
+  std::shared_ptr<AtHand> at_hand_;
+  std::vector<std::size_t> unit_of_;                 // by entry
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
+  std::vector<nn::NamedParameter<D>> shards_;
+  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
+  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
+  std::vector<std::vector<Aside>> aside_;  // by unit
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
+
+// <chorus/parallel/hooks/reduce_scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
+
+namespace chorus {
+
+/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
+/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
+/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
+/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays).
+///
+///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
+///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
+///
+/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
+/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
+/// first. The first pass, in which the order of the buckets is learned, averages whole.
+struct ReduceScatter {
+  static constexpr bool in_parts = true, several_rounds = true;
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), share = bucket.gradients.size() / ranks;
+    if (ranks == 1 || share == 0) return {};
+    const std::span<const T> all = bucket.gradients.first(share * ranks);
+    const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
+      return {};
+    }
+    return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
+  }
+  /// The few numbers that are left over go to all ranks.
+  template <class T, Device D, class Communicator>
+  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
+    const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
+    if (rest == 0 || round > 0) return {};
+    return communicator.all_reduce_async(bucket.gradients.last(rest), comm::ReduceOp::sum, options(bucket));
+  }
+
+ private:
+  template <class T, Device D>
+  static comm::CollectiveOptions options(const GradBucket<T, D>& bucket) {
+    return {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
+
+// <chorus/parallel/model_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_RANKS_HPP
+/// The ranks that have a model together, for what they decide by its parameters.
+
+namespace chorus::detail {
+
+template <class Communicator>
+class CommunicatorRanks final : public ModelRanks {
+ public:
+  CommunicatorRanks(Communicator& ranks, std::weak_ptr<void> net) : ranks_(ranks), net_(std::move(net)) {}
+  void sum(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::sum, {}); }
+  void max(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::max, {}); }
+
+ private:
+  Communicator& living() const {
+    check<UsageError>(!net_.expired(), "parameters of a net that is gone, of which each rank had a part");
+    return ranks_;
+  }
+  Communicator& ranks_;
+  std::weak_ptr<void> net_;
+};
+
+/// Has `ranks` decide together what is decided by these parameters. `counts(named)`: whether this rank is the one of
+/// those with the same numbers whose numbers count. `net`: what is empty once the policy is gone.
+template <Device D, class Communicator, class Counts>
+[[gnu::cold]] void decide_together(const std::vector<nn::NamedParameter<D>>& parameters, Communicator& ranks,
+                                   const std::weak_ptr<void>& net, const Counts& counts) {
+  if (ranks.size() == 1) return;
+  const auto all = std::make_shared<CommunicatorRanks<Communicator>>(ranks, net);
+  for (const auto& named : parameters) named.parameter->set_ranks(all, counts(named));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_RANKS_HPP
+
+namespace chorus {
+
+/// Options of FullyShardedDataParallel.
+struct FullyShardedDataParallelOptions {
+  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
+  bool broadcast_buffers = true;
+  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
+  bool init_sync = true;
+};
+
+/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
+/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
+/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
+/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
+/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
+///
+/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
+/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
+///
+/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
+///
+/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
+/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
+template <class Model, class Units, class Communicator, class Averages>
+class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
+  using Base = DistributedDataParallel<Model, Averages, Communicator>;
+  using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
+
+ public:
+  using typename Base::D;
+  using policy_type = FullyShardedDataParallel;
+  static constexpr const char* name = "fsdp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
+  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
+
+  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
+  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
+  FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
+                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
+                           Averages averages = {})
+      : Base(std::move(model), communicator, ddp_options(options), seed, std::move(averages)) {
+    shard(gathers, options);
+  }
+  /// For `launch`: takes the communicator and the seed from `run`.
+  template <detail::LaunchedRun Run>
+  FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
+      : Base(std::move(model), run, ddp_options(options)) {
+    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
+    shard(*gathers_, options);
+  }
+
+  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
+  template <class... Arguments, class... More>
+  explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+
+  /// The model's output for this rank's share of the batch. All ranks call it.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    // 3. Parameters come when they are touched.
+    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
+    return Base::operator()(inputs...);
+  }
+
+  /// This rank's part of each parameter, which may be empty, for an optimizer.
+  std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
+
+  /// See Policy::clip_grad_norm.
+  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
+    return optim::clip_grad_norm(parameters(), max_norm, options);
+  }
+
+  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
+  /// Writing is an error, in the next pass, unless `write`.
+  class Gathered {
+   public:
+    Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+    ~Gathered() { units_.end_gathered(write_); }
+
+   private:
+    AtHand& units_;
+    bool write_;
+  };
+  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) {
+    this->meet();
+    return Gathered(at_hand(), options.write);
+  }
+  /// See Policy::gathered.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = gathered({.write = true});
+    f(this->model_);
+  }
+  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
+
+ private:
+  /// The unit that backward begins with stays after the pass.
+  class Forward {
+   public:
+    Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+    ~Forward() noexcept(false) {
+      if (std::uncaught_exceptions() > exceptions_before_)
+        units_.give_up();
+      else
+        units_.end_pass();
+    }
+
+   private:
+    AtHand& units_;
+    const int exceptions_before_ = std::uncaught_exceptions();
+  };
+
+  static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {
+    return {.dim = options.dim,
+            .broadcast_buffers = options.broadcast_buffers,
+            .find_unused_parameters = options.find_unused_parameters,
+            .init_sync = options.init_sync && PromisedNumbers::current() == nullptr};
+  }
+  AtHand& at_hand() const { return units_->at_hand(); }
+  void begin_join(const detail::JoinFacts&) override {
+    fail<UsageError>(
+        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
+        "of the parameters; the net's sampler gives all ranks as many batches");
+  }
+
+  [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    const bool deferred = PromisedNumbers::current() != nullptr;
+    if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
+    // 1. The parameters, which are rank 0's by now, are cut into units.
+    auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
+                                            options.find_unused_parameters, Units::reshard_after_forward);
+    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    this->core().cut_buckets();
+    // 2. Each rank keeps its part of each unit.
+    at_hand->settle(at_hand);
+    detail::decide_together(parameters(), this->communicator_, this->alive(), [](const auto&) { return true; });
+    this->passes_together_ = this->asks_in_forward_ = gathers.size() > 1;
+    this->program_.alike() = {.zero_grad = false, .rank_0_writes = true};
+    if (deferred) {
+      detail::keep_promises();
+      this->broadcast_buffers(0);
+    }
+  }
+
+  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
+  fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
 
 // <chorus/parallel/fused_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
@@ -20931,6 +20084,7 @@ class FusedOptimizer : public optim::HasLearningRate {
         if (!alive.expired()) detail::access_to(net).step_in_backward({});
       };
     } else {
+      for (std::size_t i = 1; i < optimizers_.size(); ++i) optimizers_[i]->keep_quiet();
       step_ = while_there([this] {
         for (auto& optimizer : optimizers_) step_one(*optimizer);
       });
@@ -21914,17 +21068,18 @@ struct LocalSgdOptions {
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
 /// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
 /// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
-/// floating-point numbers, in which a rank counts by the samples that it has seen since the last mean; other buffers
-/// are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze the same parameters.
+/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the
+/// last mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze
+/// the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 32 bytes per rank for what
-/// each has counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those
-/// of one device.
+/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what each has
+/// counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one
+/// device. Of a loss that is a sum, or not linear in means, backward throws UsageError.
 ///
 /// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
 /// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
 /// plain names, which `io::load` reads, are rank 0's.
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Communicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
   using typename Base::All;
@@ -21946,6 +21101,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
+    this->program_.alike().contents = false;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
@@ -21969,12 +21125,14 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (grad_enabled()) {
       in_backward_ = false;  // where the last one ended early
       samples_ = rows_;
+      counts_ = static_cast<double>(rows_);
       // Ranks that have ended would speak at the next mean alone.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
       local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
+    if (grad_enabled()) return this->forward_recorded(inputs...);
     return this->forward(true, inputs...);
   }
 
@@ -21992,11 +21150,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
   /// where one leaves a backward pass out, it would take the means later than others.
   void synchronise() { take_mean(); }
-  /// All ranks call it: they are brought together.
-  void eval() {
-    synchronise();
-    Base::eval();
-  }
 
   /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
   /// steps, and has a scale, of its own.
@@ -22004,24 +21157,48 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  /// For checkpoints: steps and this rank's samples since the last mean.
+  /// For checkpoints: steps since the last mean, and what this rank counts in the next.
   static constexpr std::string_view kept_as = "local_sgd";
-  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), static_cast<double>(seen_)}; }
+  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), seen_}; }
   static bool can_keep(const std::array<double, 2>& kept) {
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
   void keep(const std::array<double, 2>& kept) {
     local_.steps = passes_ = static_cast<int>(kept[0]);
-    seen_ = static_cast<std::int64_t>(std::round(kept[1]));
+    seen_ = kept[1];
   }
 
  private:
   friend class detail::Access<LocalSgd>;
 
-  // Samples, steps and passes since the last mean; all forward passes, of which a rank may have had some of its own.
-  using Counts = std::array<std::int64_t, 4>;
-  static constexpr std::int64_t ended = -1;  // the steps of a rank that has run out of batches
+  // What losses were means of, steps and passes since the last mean; all forward passes, of which a rank may have had
+  // some of its own.
+  using Counts = std::array<double, 4>;
+  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means of which no one number tells
+  static constexpr double ended = -1;  // the steps of a rank that has run out of batches
 
+  // Each rank's loss is its own: nobody is asked.
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
+    ones_.assign(refused ? 0 : losses.size(), 1);
+    const double samples = std::max(1.0, static_cast<double>(samples_));
+    const auto is_multiple = [samples](double x) { return x == samples * std::round(x / samples); };
+    const double* first = nullptr;
+    for (const detail::LossShare& loss : losses) {
+      if (loss.has_factor() && !std::isnan(loss.value())) continue;  // a penalty
+      check<UsageError>(loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
+                        "LocalSgd: the loss is a sum over the batch, of which each rank steps by its own part alone, "
+                        "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
+                        "loss with Reduction::mean and no mean_over");
+      overs_[first != nullptr] = loss.is_mean() ? loss.over() : loss.factor() == 0 ? 0 : 1 / std::abs(loss.factor());
+      if (first != nullptr && overs_[0] != overs_[1] && !(is_multiple(overs_[0]) && is_multiple(overs_[1])))
+        return counts_ = unlike, ones_;
+      if (first == nullptr) first = &overs_[0];
+    }
+    if (first != nullptr) counts_ = *first;
+    return ones_;
+  }
+
+  void bring_together() override { synchronise(); }
   void run_out_of_batches() override { ended_ = true; }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended
@@ -22038,12 +21215,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
-      const Counts own{seen_, ended_ ? ended : local_.steps, passes_, this->forward_passes()};
-      std::vector<Counts> all(ranks);
-      this->communicator_.all_gather(std::span<const std::int64_t>(own),
-                                     std::span<std::int64_t>(all.front().data(), ranks * own.size()), {});
+      struct Message {
+        Counts counts;
+        ddp::Said said;
+      } own{{seen_, ended_ ? ended : static_cast<double>(local_.steps), static_cast<double>(passes_),
+             static_cast<double>(this->forward_passes())},
+            this->program_.say()};
+      own.said.compares = own.said.compares && !ended_;
+      std::vector<Counts> all;
+      std::vector<ddp::Said> said;
+      for (const Message& rank : comm::all_gather_structs(this->communicator_, own)) {
+        all.push_back(rank.counts);
+        said.push_back(rank.said);
+      }
+      for (std::size_t rank = 0; rank < ranks; ++rank)
+        if (std::isnan(all[rank][0])) {
+          seen_ = 0;
+          fail<UsageError>("LocalSgd: rank ", rank, " has had a loss that is made of means over different numbers, of ",
+                           "which no one says how much a rank counts: expected all over samples");
+        }
       any_on = check_same_steps(all);
-      std::int64_t sum = 0, passes = 0;
+      this->program_.compare(said);
+      double sum = 0, passes = 0;
       bool any_ended = false;
       for (const Counts& counts : all) {
         sum += counts[0];
@@ -22054,7 +21247,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
       if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
-                                       : static_cast<double>(seen_) / static_cast<double>(sum);
+                                       : seen_ / sum;
         local_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
@@ -22110,7 +21303,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     in_backward_ = true;
     this->when_backward_ends([this] {
       in_backward_ = false;
-      seen_ += samples_;
+      seen_ += counts_;
       if (sync_) ++local_.steps;
     });
   }
@@ -22119,7 +21312,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last one that wanted gradients
-  std::int64_t seen_ = 0;     // since the last mean
+  double counts_ = 0;         // what its loss was a mean of
+  double seen_ = 0;           // the same since the last mean
+  double overs_[2] = {};
+  std::vector<double> ones_;
   int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches
@@ -22624,7 +21820,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
                     layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
                     " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
   const auto mine = group->part(layout.width, split.unit);
-  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, along, group});
+  auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, extents, group});
   const MemoryScope scope(trace::Memory::parameters);
   const Storage<D> part = part_of<D>(parameter, layout, mine);
   along = split.blocks * mine.count;
@@ -22636,16 +21832,14 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
 template <Device D, class Communicator>
 void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
   const PartOfParameter& of = *part.part();
-  std::vector<Index> extents(part.extents().begin(), part.extents().end());
-  extents[static_cast<std::size_t>(of.split.axis)] = of.width;
-  const SplitLayout layout(part.extents(), of.split, of.width);
+  const SplitLayout layout = of.layout();
   const int ranks = of.group->size();
   const auto size = size_of(part.dtype());
   const D device = part.where();
   const MemoryScope scope(trace::Memory::parameters);
   const auto most = static_cast<std::size_t>(layout.numbers(axis_part(layout.width, of.split.unit, ranks, 0))) * size;
   const Storage<D> mine(device, most), all(device, most * static_cast<std::size_t>(ranks)),
-      joined(device, static_cast<std::size_t>(numel(extents)) * size);
+      joined(device, static_cast<std::size_t>(numel(of.extents)) * size);
   zero_bytes(device, mine.data(), most);
   copy_bytes(device, mine.data(), device, part.memory(), part.size_bytes());
   communicator.all_gather(std::span(static_cast<const std::uint8_t*>(mine.data()), most),
@@ -22659,7 +21853,7 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
                  from + static_cast<std::size_t>(at) * size, static_cast<std::size_t>(count) * size);
     });
   }
-  whole.replace_numbers(extents, joined);
+  whole.replace_numbers(of.extents, joined);
   whole.set_part(nullptr);
 }
 
@@ -22667,9 +21861,8 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
-  const SplitLayout layout(whole.extents(), of.split, of.width);
   const MemoryScope scope(trace::Memory::parameters);
-  take_numbers(part, part_of<D>(whole, layout, of.group->part(layout.width, of.split.unit)).data());
+  take_numbers(part, part_of<D>(whole, of.layout(), of.mine()).data());
 }
 
 }  // namespace chorus::detail
@@ -22763,15 +21956,15 @@ class Groups {
     const auto [p, d, s, t] = place_;
     const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
     // A color is a number of its own for each group: that of its first rank.
-    pipe_world = split(world, sizes[0], all.rank() - p * batch_size * tensor_size);
+    pipe_world = split(world, "pipe", sizes[0], all.rank() - p * batch_size * tensor_size);
     pipe = comm::connect(pipe_world);
     const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
-    batch = comm::connect(split(world, batch_size, first_of_batch));
+    batch = comm::connect(split(world, sizes[2] > 1 ? "data and shard" : "data", batch_size, first_of_batch));
     const int first_of_shards = all.rank() - s * tensor_size;
-    gathers = comm::connect(split(world, sizes[2], first_of_shards));
-    if (sizes[1] > 1) shards_ = comm::connect(split(world, sizes[2], first_of_shards));
-    replicas = comm::connect(split(world, sizes[1], all.rank() - d * sizes[2] * tensor_size));
-    tensor = comm::connect(split(world, tensor_size, all.rank() - t));
+    gathers = comm::connect(split(world, "shard", sizes[2], first_of_shards));
+    if (sizes[1] > 1) shards_ = comm::connect(split(world, "shard", sizes[2], first_of_shards));
+    replicas = comm::connect(split(world, "data", sizes[1], all.rank() - d * sizes[2] * tensor_size));
+    tensor = comm::connect(split(world, "tensor", tensor_size, all.rank() - t));
     layers.emplace(tensor, splits_sequences);
   }
   Groups(const Groups&) = delete;
@@ -22781,7 +21974,7 @@ class Groups {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
       if (group->size() > 1)
-        group->abort(cat("rank ", all_.rank(), " of the mesh threw an exception in the middle of a step"));
+        group->abort("it threw an exception in the middle of a step");
   }
 
   Communicator& all() const { return all_; }
@@ -22806,8 +21999,11 @@ class Groups {
     return place;
   }
   // Of a group of one the rank is alone.
-  comm::World split(const comm::World& world, int size, int color) {
-    return size == 1 ? comm::World{} : comm::split(all_, world, color);
+  comm::World split(const comm::World& world, const char* axis, int size, int color) {
+    if (size == 1) return {};
+    auto group = comm::split(all_, world, color);
+    group.axis = axis;
+    return group;
   }
 
   Communicator& all_;
@@ -23545,69 +22741,139 @@ namespace chorus::pipeline {
 /// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
 /// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
 /// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
-/// Of samples G is W.
+/// Of samples G is W. A loss may be made of several means, and of sums, which are added as they are: then each term's
+/// gradient is scaled, and in the end all must be right by one factor.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
   explicit LossWeights(Index samples) : samples_(static_cast<double>(samples)) {}
 
-  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError where it is no mean over samples,
-  /// or has several that are divided in different ways.
+  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError for a loss that is not made of
+  /// means and sums over samples.
   double add(Node* root, double loss, Index samples) {
-    double weight = static_cast<double>(samples);
-    if (root != nullptr) {
-      const auto overs = means_behind(*root);
-      check<UsageError>(!overs.empty(),
-                        "Pipeline: the model's loss is no mean over the batch: expected mean(), cross_entropy(), "
-                        "mse_loss() or another loss of the library, with Reduction::mean");
-      weight = overs.front();
-      if (first_.empty()) first_ = overs;
-      bool alike = overs.size() == first_.size();
-      for (std::size_t i = 0; alike && i < overs.size(); ++i)
-        alike = std::abs(overs[i] * first_.front() - overs.front() * first_[i]) <= 1e-9 * overs[i] * first_.front();
-      check<UsageError>(alike,
-                        "Pipeline: the model's loss is made of several means, which micro-batches divide in "
-                        "different ways (the tokens that count, say): expected all over samples");
-    }
-    if (expected_ == 0)
-      expected_ =
-          weight > 0 && samples > 0 ? weight * samples_ / static_cast<double>(samples) : std::max(samples_, 1.0);
-    total_ += weight;
-    if (weight > 0) sum_ += weight * loss;
+    const double size = static_cast<double>(samples), share = samples_ == 0 ? 1 : size / samples_;
     last_ = loss;
-    return weight / expected_;
+    if (root == nullptr) {
+      rest_ += share * loss;
+      return share;
+    }
+    find_terms(*root, loss, size);
+    double rest = loss, seed = 0;
+    bool alike = true, counts = false;
+    for (Term& term : terms_) {
+      if (term.expected == 0) term.expected = term.is_mean ? term.over / share : 1;
+      term.total += term.over;
+      term.sum += term.over * term.value;
+      rest -= term.value;
+      if (term.over == 0) continue;
+      const double own = term.over / term.expected;
+      alike = alike && term.is_mean && (!counts || std::abs(own - seed) <= 1e-12 * seed);
+      if (!counts) seed = own;
+      counts = true;
+    }
+    rest_ += share * rest;
+    if (!alike) {
+      seed = share;
+      for (const Term& term : terms_) term.node->set_scale(term.over / std::max(term.expected, 1e-300) / share);
+    }
+    seeds_ += seed;
+    return seed;
+  }
+  /// After the last micro-batch. Throws UsageError where no one factor makes all terms right.
+  void finish() const {
+    const double all = correction();
+    const auto is_one = [](double x) { return std::abs(x - 1) <= 1e-9; };
+    bool right = !has_more_ || is_one(seeds_ * all);
+    for (const Term& term : terms_)
+      right = right && (term.total == 0 || is_one(term.is_mean ? term.expected / term.total / all : all));
+    check<UsageError>(right,
+                      "Pipeline: the model's loss is made of several means and sums, which micro-batches divide in "
+                      "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
+                      "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
   }
   /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
-  double loss() const { return total_ > 0 ? sum_ / total_ : last_; }
-  /// What it is a mean of.
-  double total() const { return total_; }
-  /// What all gradients are multiplied by.
-  double correction() const { return total_ > 0 ? expected_ / total_ : 1; }
-
- private:
-  // What the losses behind `root` are means of, in the order in which they are found; where there is none, the first
-  // plain mean.
-  static std::vector<double> means_behind(Node& root) {
-    std::vector<double> losses, plain;
-    std::vector<Node*> nodes{&root};
-    std::unordered_set<Node*> seen{&root};
-    using Context = std::pair<std::vector<Node*>*, std::unordered_set<Node*>*>;
-    Context context{&nodes, &seen};
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      if (nodes[i]->is_mean()) (nodes[i]->is_loss() ? losses : plain).push_back(nodes[i]->mean_over());
-      nodes[i]->for_each_input(
-          [](Node& input, void* to) {
-            const auto [found, known] = *static_cast<Context*>(to);
-            if (known->insert(&input).second) found->push_back(&input);
-          },
-          &context);
+  double loss() const {
+    double all = rest_;
+    bool counts = terms_.empty();
+    for (const Term& term : terms_) {
+      counts = counts || term.total > 0;
+      if (term.total > 0) all += term.sum / (term.is_mean ? term.total : 1);
     }
-    if (losses.empty() && !plain.empty()) losses.push_back(plain.front());
-    return losses;
+    return counts ? all : last_;
+  }
+  /// What all gradients are multiplied by.
+  double correction() const {
+    bool has_sums = false;
+    for (const Term& term : terms_) has_sums = has_sums || !term.is_mean;
+    for (const Term& term : terms_)
+      if (term.total > 0 && !has_sums) return term.expected / term.total;
+    return 1;
+  }
+  /// What the loss is, for who divides batches further.
+  struct Description {
+    double total = 0;                 ///< of a mean
+    double divisor = 0, counted = 0;  ///< of a sum: see Node::set_sum
+    enum : std::int32_t { other, mean, sum } kind = other;
+  };
+  Description description() const {
+    const auto is_mean = [](const Term& term) { return term.is_mean; };
+    if (terms_.empty()) return {};
+    const Term& first = terms_.front();
+    const auto like_first = [&](const Term& term) {
+      return std::abs(term.total * first.expected - first.total * term.expected) <= 1e-9 * first.total * term.expected;
+    };
+    if (std::all_of(terms_.begin(), terms_.end(), is_mean)) {
+      if (!std::all_of(terms_.begin(), terms_.end(), like_first)) return {};
+      return {.total = first.total, .kind = Description::mean};
+    }
+    if (has_more_ || std::any_of(terms_.begin(), terms_.end(), is_mean)) return {};
+    if (terms_.size() > 1) return {.kind = Description::sum};
+    return {.divisor = first.divisor, .counted = first.counted, .kind = Description::sum};
   }
 
-  double samples_, expected_ = 0, total_ = 0, sum_ = 0, last_ = 0;
-  std::vector<double> first_;
+ private:
+  struct Term {
+    bool is_mean;
+    Node* node = nullptr;  // of the last micro-batch, as are the next two
+    double over = 0, value = 0;
+    double expected = 0, total = 0, sum = 0;  // over / total is the share
+    double divisor = 0, counted = 0;
+  };
+
+  void find_terms(Node& root, double loss, double size) {
+    found_.find(root);
+    found_.check_linear("Pipeline");
+    const auto& found = found_.all();
+    check<UsageError>(!found.empty(),
+                      "Pipeline: the model's loss is no mean or sum over the batch: expected mean(), cross_entropy(), "
+                      "mse_loss() or another loss of the library, or sums of such");
+    has_more_ = has_more_ || found_.has_more();
+    if (terms_.empty())
+      for (const auto& term : found) terms_.push_back({term.origin->is_mean()});
+    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss is made of ", found.size(),
+                      " means and sums of one micro-batch and of ", terms_.size(), " of another");
+    const auto values = found_.values(root, loss);
+    for (std::size_t i = 0; i < terms_.size(); ++i) {
+      Node& origin = *found[i].origin;
+      Term& term = terms_[i];
+      term.node = found[i].node;
+      term.over = term.is_mean ? origin.mean_over() : 1;
+      // Whether it is a mean by hand would be seen after all micro-batches.
+      const auto& factor = found[i].factor;
+      check<UsageError>(term.is_mean || origin.divisor() != 0 || size == samples_ ||
+                            !(factor.by_tensor || factor.may_be_own(origin.counted())),
+                        "Pipeline: the model's loss is a sum over the batch divided by ", 1 / factor.all,
+                        chorus::detail::own_mean);
+      term.divisor = origin.divisor();
+      term.counted += origin.counted();
+      term.value = values[i];
+    }
+  }
+
+  chorus::detail::LossTerms found_;
+  std::vector<Term> terms_;
+  double samples_, rest_ = 0, last_ = 0, seeds_ = 0;
+  bool has_more_ = false;
 };
 
 }  // namespace chorus::pipeline
@@ -23776,7 +23042,7 @@ class PassGradients {
   }
   template <class T>
   static void add(ParameterOn<D>& parameter, const void* from, double scale) {
-    auto* const to = static_cast<T*>(parameter.grad_data());
+    auto* const to = static_cast<T*>(parameter.grad_place());
     if (!parameter.grad_arrived()) zero_bytes(parameter.where(), to, parameter.size_bytes());
     kernels::axpy(parameter.where(), parameter.count(), static_cast<T>(scale), static_cast<const T*>(from), to);
     parameter.set_grad_arrived(true);
@@ -23946,16 +23212,11 @@ namespace chorus::pipeline {
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training needs the whole batch at once, and stages see one "
-        "micro-batch after the other: expected nn::BatchNorm, which takes each micro-batch's statistics, or a norm "
-        "without any, such as nn::GroupNorm or nn::LayerNorm");
+        "Pipeline: SyncBatchNorm in training needs the whole batch at once, as of_global_batch does in the model, and "
+        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes "
+        "each micro-batch's statistics, or a norm without any, such as nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
-  void check_mean_over() const override {
-    fail<UsageError>(
-        "Pipeline: mean_over in a model that returns its loss: expected none, for each micro-batch's loss "
-        "says by itself what it is a mean of");
-  }
 };
 
 /// What a pass works with. What is passed by reference outlives it.
@@ -23968,7 +23229,7 @@ struct PassFacts {
   Wires<D>& wires;
   const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
   RandomContext random;  ///< of the pass
-  Index samples;
+  dp::Split split;       ///< into micro-batches; of inputs that are a pass's own
   D device;
 };
 
@@ -23990,10 +23251,17 @@ class Pass {
         x_(x),
         targets_(targets...),
         recorded_(grad_enabled()),
-        weights_(facts.samples),
+        weights_(facts.split.batch),
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
     if (recorded_) gradients_.emplace(facts.parameters);
+    // The places of the caller's inputs become those of the pass's own.
+    std::vector<const void*> theirs, own;
+    if (facts_.split.whole.empty()) return;
+    (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
+    chorus::detail::for_each_tensor(targets_, [&](const auto& y) { own.push_back(&y); });
+    for (auto& place : facts_.split.whole)
+      place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
   }
 
   /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
@@ -24055,6 +23323,8 @@ class Pass {
     {
       const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
+      trace::Span span(trace::Lane::backward, "backward", "backward");
+      describe(span, "backward", action.micro_batch);
       run_backward(roots, {.hooks = false});
     }
     here.outputs.clear();
@@ -24073,6 +23343,8 @@ class Pass {
   /// What `backward` has put off.
   void weight(const Action& action) {
     const NoGrad no_grad;
+    trace::Span span(trace::Lane::backward, "backward", "weight");
+    describe(span, "weight", action.micro_batch);
     kept(action).later.run();
   }
 
@@ -24082,10 +23354,7 @@ class Pass {
   const LossWeights& weights() const { return weights_; }
   PassGradients<D>& gradients() { return *gradients_; }
   std::vector<std::optional<Result>>& results() { return results_; }
-  Index begin(int micro_batch) const {
-    return share_begin(facts_.samples, static_cast<std::size_t>(facts_.schedule.micro_batches),
-                       static_cast<std::size_t>(micro_batch));
-  }
+  Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
   Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
 
   /// On the last rank: the gradient by what the model returned for the whole batch.
@@ -24098,6 +23367,11 @@ class Pass {
     std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
     detail::DeferredGradients later;
   };
+
+  static void describe(trace::Span& span, std::string_view what, int micro_batch) {
+    if (span)
+      span.describe(trace::place(), cat(what, " of micro-batch ", micro_batch), cat("\"micro_batch\":", micro_batch));
+  }
 
   Kept& kept(const Action& action) {
     return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
@@ -24125,24 +23399,33 @@ class Pass {
   }
   std::uint64_t fingerprint() const {
     std::uint64_t all = 0;
-    const auto add = [&]<class Input>(const Input& input) {
-      if constexpr (AnyTensor<Input>) {
-        const auto dense = contiguous(input);
-        const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
-        all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
-      }
+    const auto add = [&](const auto& input) {
+      const auto dense = contiguous(input);
+      const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+      all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
     };
     add(x_);
-    std::apply([&](const auto&... targets) { (add(targets), ...); }, targets_);
+    std::apply([&](const auto&... targets) { (chorus::detail::for_each_tensor(targets, add), ...); }, targets_);
     return all;
   }
 
-  // A micro-batch's rows; what has no axes goes to each as it is.
+  // A micro-batch's samples of each tensor in an input; what belongs to no sample goes to each as it is.
+  struct Rows : chorus::detail::TensorFunction {
+    const Pass& pass;
+    int micro_batch;
+    Rows(const Pass& of, int i) : pass(of), micro_batch(i) {}
+    template <class Input>
+    Input operator()(const std::array<const Input*, 1>& input) const {
+      if constexpr (AnyTensor<Input>)
+        if (pass.facts_.split.cuts(*input[0]))
+          return contiguous(input[0]->slice(chorus::detail::batch_axis_of<Input>(0), pass.begin(micro_batch),
+                                            pass.begin(micro_batch + 1)));
+      return *input[0];
+    }
+  };
   template <class Input>
   Input rows(const Input& input, int micro_batch) const {
-    if constexpr (AnyTensor<Input>)
-      if constexpr (Input::rank > 0) return contiguous(input.slice(0, begin(micro_batch), begin(micro_batch + 1)));
-    return input;
+    return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
   }
 
   // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
@@ -24157,7 +23440,8 @@ class Pass {
     random.devices = 2;  // what has other rows than samples is the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);
-    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    trace::Span span(trace::Lane::forward, "forward", "forward");
+    describe(span, "forward", micro_batch);
     std::optional<typename PassGradients<D>::Scope> stand_ins;
     if (recorded_) stand_ins.emplace(*gradients_);
     const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
@@ -24197,11 +23481,12 @@ class Pass {
   }
   // The result may have several rows of each sample.
   auto rows_of_result(int micro_batch) const {
-    const Index of_sample = facts_.samples == 0 ? 1 : result_gradient_.size(0) / facts_.samples;
+    const Index samples = facts_.split.batch;
+    const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;
     return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
   }
 
-  const Facts facts_;
+  Facts facts_;
   const X x_;
   const std::tuple<Targets...> targets_;
   const bool recorded_;
@@ -24270,6 +23555,8 @@ class PassNode final : public GradNode<T, Rank, D> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
 /// Where a pipeline cuts its model.
+
+#include <variant>
 
 namespace chorus {
 
@@ -24368,6 +23655,7 @@ namespace chorus::pipeline {
     ~Close() { close(file); }
   } const at_end{file};
   const std::vector<unsigned char> ones(piece, 0xFF);
+  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f counts for it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
                "Pipeline: no memory for the parameters of other stages");
@@ -24431,6 +23719,7 @@ class Stages {
   /// All ranks begin with rank 0's numbers. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
+    if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
     check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
     stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
     take_first_state();
@@ -24445,6 +23734,19 @@ class Stages {
   void visit(nn::Visitor& visitor) {
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
+  }
+  /// `own`, this rank's parameters, and those of other stages, of which it has no number: programs that choose some of
+  /// the model's by name or shape go as on one device.
+  std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
+    own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
+    return own;
+  }
+  /// Has `ranks` decide together what is decided by the model's parameters, wherever they are; of those that several
+  /// stages have, those of one count.
+  template <class Ranks>
+  void decide_together(Ranks& ranks, const std::weak_ptr<void>& net) {
+    const auto counts = [this](const auto& named) { return this->counts(named); };
+    detail::decide_together(with_elsewhere(nn::named_parameters<D>(model_)), ranks, net, counts);
   }
   Communicator& communicator() const { return communicator_; }
   const PipelineOptions& options() const { return options_; }
@@ -24466,12 +23768,16 @@ class Stages {
         broadcast(each.numbers->memory(), each.numbers->size_bytes(), each.owner, trace::Traffic::parameters);
         each.numbers->touch();
       }
-      struct AtEnd {
-        const std::vector<const detail::AtHome<D>*>& foreign;
-        const std::vector<std::string>& why;
-        ~AtEnd() { send_away<D>(foreign, why); }
-      } const at_end{foreign, why};
-      f(model_);
+      try {
+        f(model_);
+      } catch (...) {
+        try {
+          send_away<D>(foreign, why);
+        } catch (const std::exception&) {  // as for want of memory: what `f` threw comes first
+        }
+        throw;
+      }
+      send_away<D>(foreign, why);
     });
   }
 
@@ -24482,24 +23788,18 @@ class Stages {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
+  /// How the batch is cut. Throws ShapeError for targets of which it isn't known whether they are.
   template <class First, class... Rest>
-  Index samples_of(const First& first, const Rest&... rest) const {
-    static_assert(AnyTensor<First> && First::rank >= 1,
+  dp::Split split(const First& first, const Rest&... rest) {
+    static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: the input is a Tensor with the samples along axis 0");
-    const Index samples = first.size(0);
-    [[maybe_unused]] const auto look = [&]<class Input>(const Input& input) {
-      static_assert(!AnyVariable<Input>, "Pipeline: targets are Tensors, to which no gradient goes");
-      if constexpr (AnyTensor<Input>)
-        if constexpr (Input::rank > 0)
-          check<ShapeError>(input.size(0) == samples, "Pipeline: the input has ", samples, " samples, and a target ",
-                            input.size(0));
-    };
-    (look(rest), ...);
-    return samples;
+    constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
+    static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
+                  "Pipeline: targets are Tensors, to which no gradient goes");
+    return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
   }
 
-  const Schedule& schedule_for(Index samples) {
-    const int m = static_cast<int>(std::clamp<Index>(samples, 1, options_.micro_batches));
+  const Schedule& schedule_for(int m) {
     const auto known = schedules_.find(m);
     if (known != schedules_.end()) return known->second;
     auto schedule = Order::of(communicator_.size(), m);
@@ -24509,15 +23809,18 @@ class Stages {
                       schedule.size(), " and ", schedule.micro_batches, ", and ", schedule.stages, " stages for ",
                       stage_count_);
     check_schedule(schedule);
+    if constexpr (requires { cat(Order::name); })
+      if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+        trace->note("schedule", cat('"', Order::name, '"'));
     return schedules_.emplace(m, std::move(schedule)).first->second;
   }
   const std::vector<Schedule::Action>& own_actions(const Schedule& schedule) const {
     return schedule.ranks[static_cast<std::size_t>(communicator_.rank())];
   }
 
-  auto facts(const Schedule& schedule, const RandomContext& random, Index samples) {
+  auto facts(const Schedule& schedule, const RandomContext& random, dp::Split split) {
     using Facts = PassFacts<Model>;
-    return Facts{model_, stages_, schedule, *wires_, parameters_, random, samples, D{}};
+    return Facts{model_, stages_, schedule, *wires_, parameters_, random, std::move(split), D{}};
   }
   /// Of results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
@@ -24531,7 +23834,7 @@ class Stages {
   struct Shared {
     Value value;
     double correction = 1;  ///< of gradients: see LossWeights
-    double mean_over = 0;   ///< what a loss is a mean of
+    LossWeights::Description loss;
     bool wants_grad = false, drew = false;
   };
 
@@ -24557,10 +23860,13 @@ class Stages {
     }
     broadcast(shared.value.data(), shared.value.bytes(), root, trace::Traffic::outputs);
     if constexpr (Pass::gives_loss) {
-      double of_loss[] = {pass.weights().correction(), pass.weights().total()};
-      broadcast(of_loss, sizeof of_loss, root, trace::Traffic::control);
-      shared.correction = of_loss[0];
-      shared.mean_over = of_loss[1];
+      struct {
+        double correction;
+        LossWeights::Description loss;
+      } of_loss{pass.weights().correction(), pass.weights().description()};
+      broadcast(&of_loss, sizeof of_loss, root, trace::Traffic::control);
+      shared.correction = of_loss.correction;
+      shared.loss = of_loss.loss;
     }
     shared.wants_grad = header.wants_grad != 0;
     shared.drew = header.drew != 0;
@@ -24575,11 +23881,14 @@ class Stages {
     } catch (const CommError& error) {
       abort(error.what());
       throw;
+    } catch (const std::bad_alloc&) {  // nor is there memory for a longer text
+      abort("out of memory");
+      throw;
     } catch (const std::exception& error) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw: ", error.what()));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw: ", error.what()));
       throw;
     } catch (...) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", communicator_.rank(), ", threw what is no exception"));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw what is no exception"));
       throw;
     }
   }
@@ -24597,6 +23906,7 @@ class Stages {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
+      if (pass.recorded()) pass.weights().finish();
       return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
     } else {
       auto& parts = pass.results();
@@ -24738,9 +24048,11 @@ class Stages {
     parameters_ = nn::named_parameters<D>(own_model);
     for (const auto& named : nn::named_parameters<D>(model_))
       if (const auto& ranks = owners[named.handle.shared().get()];
-          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end())
+          std::find(ranks.begin(), ranks.end(), communicator_.rank()) == ranks.end()) {
         named.parameter->drop_grad_of(*named.handle.shared());
-    for (const auto& named : parameters_) named.parameter->set_one_of_a_part(communicator_.size() > 1);
+        nothing_of_.push_back(std::make_unique<detail::ParameterElsewhere<D>>(*named.parameter));
+        elsewhere_.push_back({named.name, named.handle, nothing_of_.back().get()});
+      }
     send_away(foreign, why);
     wires_.emplace(communicator_, world, stage_count_ > static_cast<std::size_t>(communicator_.size()));
     tied_.emplace(communicator_, world, parameters, ranks_of);
@@ -24763,12 +24075,15 @@ class Stages {
   std::optional<SomeLayers<Model>> own_;
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
   std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
+  std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
+  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // what this rank has of these
   std::vector<Numbers> numbers_;
+  dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
   std::optional<TiedParameters<D>> tied_;
   bool result_wants_grad_ = false;
-  int stage_now_ = communicator_.rank();
+  int stage_now_ = communicator_.rank(), rank_in_job_ = communicator_.rank();
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
@@ -24823,10 +24138,10 @@ class StagedModel : public nn::Module {
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
     // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
-    const Index samples = stages_->samples_of(inputs...);
-    const Schedule& schedule = stages_->schedule_for(samples);
+    const auto split = stages_->split(inputs...);
+    const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
-      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, samples), inputs...);
+      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
       // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
       for (const Action& action : stages_->own_actions(schedule))
@@ -24865,7 +24180,9 @@ class StagedModel : public nn::Module {
       using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
       Ref<typename Result::node_type> node(
           new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
-      if (Pass::gives_loss) node->set_mean(shared.mean_over, true);
+      using Loss = LossWeights::Description;
+      if (Pass::gives_loss && shared.loss.kind == Loss::mean) node->set_mean(shared.loss.total, true);
+      if (Pass::gives_loss && shared.loss.kind == Loss::sum) node->set_sum(shared.loss.divisor, shared.loss.counted);
       return Result(std::move(shared.value), std::move(node));
     }
   }
@@ -25013,7 +24330,7 @@ class ReplicaCheck {
   static std::uint64_t hash(const ParameterOn<D>& parameter) {
     if (!parameter.grad_arrived()) return 0;
     std::vector<std::uint32_t> words(parameter.size_bytes() / sizeof(std::uint32_t));
-    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_data(), parameter.size_bytes());
+    copy_bytes(Cpu{}, words.data(), parameter.where(), parameter.grad_place(), parameter.size_bytes());
     std::uint64_t bits = 14695981039346656037ull;
     for (const std::uint32_t word : words) bits = (bits ^ word) * 1099511628211ull;  // FNV-1a, of words
     return bits;
@@ -25087,6 +24404,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
+    decide_together();
+    if (groups.all().size() > groups.batch.size()) {
+      const auto alike =
+          ddp::Alike{.zero_grad = !All::shards, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      this->passes_together_ = true;
+      program_of_all_.emplace("Mesh", groups.all());
+      program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
+      for (const auto& named : this->parameters()) named.parameter->set_ledger(program_of_all_->ledger());
+    }
     if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }
   /// For `launch`: takes communicator and seed from `run`.
@@ -25104,6 +24430,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
     const TensorGroupScope group(groups.layers->group());
     return Base::operator()(inputs...);
   }
@@ -25124,14 +24451,26 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
+  /// All of the model, of which this rank has parts, or nothing: see Pipeline and FullyShardedDataParallel.
+  std::vector<nn::NamedParameter<D>> parameters() const {
+    if constexpr (All::pipes)
+      return this->model_.stages().with_elsewhere(Base::parameters());
+    else
+      return Base::parameters();
+  }
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     const auto whole_layers = [&](Model& model) { groups.layers->with_whole(model, f); };
     if constexpr (All::pipes)
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
       Base::gathered(whole_layers);
+  }
+  void let_ranks_differ() {
+    Base::let_ranks_differ();
+    if (program_of_all_) program_of_all_->let_ranks_differ();
   }
   /// Makes a number the largest one of all ranks.
   void make_largest(std::int32_t* number) {
@@ -25142,23 +24481,6 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     const auto [p, d, s, t] = groups.place();
     return d == 0 && (sharded || s == 0) && (shared || t == 0);
   }
-  /// optim::clip_grad_norm with the norm of all ranks' gradients, of which each number counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    std::vector<nn::NamedParameter<D>> parts, whole;
-    for (const auto& named : this->parameters())
-      if (counts(named)) (named.parameter->part() != nullptr ? parts : whole).push_back(named);
-    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(parts);
-      const auto add_up = [&](Communicator& ranks) {
-        if (ranks.size() > 1) ranks.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-      };
-      add_up(groups.tensor);
-      squares += optim::detail::square_sum(whole);  // the same on all of these
-      add_up(groups.gathers);
-      add_up(groups.pipe);
-      return squares;
-    });
-  }
 
  private:
   using Part = mesh::PartOf<Model, All>;
@@ -25168,11 +24490,37 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     if constexpr (!All::shards) detail::keep_promises();
     return part;
   }
+  // The inner policy compares those that have shares of a batch, and this what optimizers did on all.
+  void compare_programs() {
+    program_of_all_->ledger()->batch = this->program_.ledger()->batch;
+    if (this->training()) ++program_of_all_->ledger()->passes;
+    program_of_all_->compare_now(false);
+    met_ = false;
+  }
+  void end_join() override {
+    Base::end_join();
+    if (program_of_all_) program_of_all_->forget(/*uneven=*/true);
+  }
+  void meet() override {
+    if (!this->joining_ && !std::exchange(met_, true)) program_of_all_->compare_now(true);
+    Base::meet();
+  }
   bool counts(const nn::NamedParameter<D>& named) const {
     if constexpr (All::pipes)
       return this->model_.stages().counts(named);
     else
       return true;
+  }
+  [[gnu::cold]] void decide_together() {
+    if (groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
+    auto all = parameters();
+    if constexpr (All::pipes) {
+      const auto here = nn::named_parameters<D>(module());
+      all.insert(all.end(), here.begin(), here.end());
+    }
+    detail::decide_together(all, groups.all(), this->alive(), [this](const auto& named) {
+      return counts(named) && writes_part(named.parameter->is_part(), named.parameter->part() != nullptr);
+    });
   }
   // Sums of two terms are the same in any order, those of more are not.
   [[gnu::cold]] void check_same_order() {
@@ -25193,6 +24541,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   }
 
   std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;
+  std::optional<ddp::SameProgram<D, Communicator>> program_of_all_;
+  bool met_ = true;
 };
 
 /// For checkpoints: the order of parameters, on which rounding depends.
@@ -25206,8 +24556,6 @@ requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes..
   void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     inner_.set_parameter_order(names, learned);
   }
-  std::vector<std::string> resting_parameters() const { return {}; }
-  void set_resting_parameters(std::span<const std::string>) {}
 
  private:
   Access<Inner> inner_;
@@ -25248,7 +24596,7 @@ struct ParameterServerOptions {
 /// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
 /// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
 /// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Communicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
 
@@ -25267,6 +24615,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
     this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
                      typename Base::All{});
+    this->program_.alike().steps = false;
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
   }
@@ -25337,12 +24686,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     this->broadcast_buffers(0);
     stepped_ = false;
   }
-  void eval() {
-    if (stepped_) pull();
-    Base::eval();
-  }
 
  private:
+  void bring_together() override {
+    if (stepped_) return pull();
+    Base::bring_together();
+  }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
                       "ParameterServer::join: the server steps for all, also where others have more batches than it "
@@ -25433,7 +24782,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       auto& p = entries[i].parameter();
       // An earlier step has used what is left of a push.
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
-      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
     if (this->canonical_)
       push_sums();
@@ -25528,8 +24877,9 @@ class WholeBatchPolicy : public Policy<Model> {
   /// The same samples on all ranks.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(),
-                         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
+    return data::Sampler(
+        dataset.size(),
+        {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding, .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   /// Among how many groups of ranks a batch is shared out.
@@ -25548,17 +24898,45 @@ class WholeBatchPolicy : public Policy<Model> {
   void sum(std::span<double>) const {}
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  /// All ranks call it.
+  void eval() {
+    meet();
+    Policy<Model>::eval();
+  }
+  void train(bool training = true) {
+    if (!training) return eval();
+    Policy<Model>::train();
+  }
+  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
+  /// ranks call it.
+  void let_ranks_differ() { program_.let_ranks_differ(); }
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
   /// Rank 0's seed is all ranks'.
-  WholeBatchPolicy(Model model, Communicator& communicator, std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed), communicator_(communicator) {
+  WholeBatchPolicy(std::string_view title, Model model, Communicator& communicator, std::uint64_t seed)
+      : Policy<Model>(std::move(model), seed), communicator_(communicator), program_(title, communicator) {
     communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
+  /// A forward pass begins: where it records gradients, ranks compare what they have done since the last one.
+  void compare_programs() {
+    if (!grad_enabled()) return;
+    if (this->model_.training()) ++program_.ledger()->passes;
+    program_.compare_now(false);
+    met_ = false;
+  }
+  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  void meet() {
+    if (!std::exchange(met_, true)) program_.compare_now(true);
+  }
+
   Communicator& communicator_;
+  ddp::SameProgram<typename Policy<Model>::device_type, Communicator> program_;
+
+ private:
+  bool met_ = true;
 };
 
 }  // namespace chorus
@@ -25574,11 +24952,12 @@ namespace chorus {
 /// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
 /// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
 /// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is a mean over samples or over tokens that count; in the model its `mean_over` is refused, for each
-/// micro-batch's loss says by itself what it is a mean of. BatchNorm takes the statistics of each micro-batch, and
-/// differs; SyncBatchNorm is refused. A rank's `parameters()` are those of its stages: others are not in its memory,
-/// and who reads them gets a UsageError.
-template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
+/// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
+/// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
+/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages
+/// a rank has no number, and optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
+/// gets a UsageError.
+template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
   using Base = WholeBatchPolicy<Staged, Communicator>;
@@ -25596,8 +24975,13 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator, seed),
-        handles_(this->model_) {}
+      : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator,
+             seed),
+        handles_(this->model_) {
+    stages().decide_together(communicator, this->alive());
+    // Of the whole model, so that all ranks count what is written to any stage.
+    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), {.all_parameters = false});
+  }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>
   requires requires(Run& run) { run.communicator(); }
@@ -25612,10 +24996,13 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
       : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it.
+  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it. `x` and the targets that
+  /// have as many samples are cut into micro-batches, also within tuples and structs with `fields()`; each micro-batch
+  /// has all of what is `whole(y)` or of another size. See DataParallel for what is in doubt.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
     handles_.check_kept(this->model_);
+    this->compare_programs();
     const RandomScope random(this->begin_forward());
     const detail::WatchScope watch(this->watch_once());
     auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
@@ -25630,23 +25017,16 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// The layer that each stage begins with, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
 
+  /// This rank's parameters first, as they lie in memory.
+  std::vector<nn::NamedParameter<D>> parameters() const { return stages().with_elsewhere(Base::parameters()); }
+
   /// For files, which all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
   /// See Policy::gathered. There is memory for the whole model meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     stages().gathered(f);
-  }
-
-  /// optim::clip_grad_norm with the norm of all stages' gradients; each tied parameter counts once. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::detail::clip_parts(this->parameters(), max_norm, options, [&] {
-      auto counted = this->parameters();
-      std::erase_if(counted, [&](const auto& named) { return !stages().counts(named); });
-      double squares = optim::detail::square_sum(counted);
-      this->communicator_.all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-      return squares;
-    });
   }
 
  private:
@@ -25852,6 +25232,109 @@ class Perplexity {
 /// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
 /// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
+// <chorus/parallel/sharded/parameter_shards.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+
+namespace chorus::detail {
+
+/// Numbers [begin, end) of a parameter, which rank `owner` steps.
+template <Device D>
+struct ParameterShard {
+  nn::NamedParameter<D> named;
+  int owner;
+  std::size_t begin, end;
+
+  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
+  std::uint8_t* in(const optim::StateTensor& t) const {
+    return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
+  }
+  std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
+};
+
+/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+template <Device D>
+class ParameterShards {
+ public:
+  /// Of all ranks, in the same order on each.
+  const std::vector<ParameterShard<D>>& all() const { return shards_; }
+  /// This rank's.
+  const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
+
+  /// Whether the net still has the buckets that were cut.
+  template <class Net>
+  bool fit(Net& net) const {
+    return order_of(net) == order_;
+  }
+
+  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
+  template <class Net, class Wanted>
+  void place(Net& net, const Wanted& wanted) {
+    std::set<const ParameterOn<D>*> placed;
+    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
+    const auto ranks = static_cast<std::size_t>(net.communicator().size());
+    for (const auto& entry : net.flat_parameters().entries()) {
+      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
+        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
+      }
+    }
+  }
+  template <class Net>
+  void cut(Net& net) {
+    mine_.clear();
+    slices_.clear();
+    order_ = order_of(net);
+    const auto before = std::exchange(shards_, {});
+    const auto& communicator = net.communicator();
+    for (const auto& bucket : access_to(net).buckets())
+      for (int rank = 0; rank < communicator.size(); ++rank) {
+        const auto part =
+            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
+        for (const std::size_t i : bucket.parameters) {
+          const auto& entry = net.flat_parameters().entries()[i];
+          const auto from = entry.begin - bucket.begin;
+          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
+          if (const auto begin = std::max(part.begin, from); begin < end)
+            shards_.push_back({entry.named, rank, begin - from, end - from});
+        }
+      }
+    // Those that are frozen now keep their state where it was.
+    for (const auto& shard : before)
+      if (std::none_of(order_.begin(), order_.end(),
+                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
+        shards_.push_back(shard);
+    for (const auto& shard : shards_) {
+      if (shard.owner != communicator.rank()) continue;
+      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
+                                                            static_cast<Index>(shard.end - shard.begin)));
+      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
+    }
+  }
+
+ private:
+  /// The parameters of all buckets, and where each bucket ends.
+  using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
+  template <class Net>
+  static Order order_of(Net& net) {
+    Order order;
+    for (const auto& bucket : access_to(net).buckets())
+      for (const std::size_t i : bucket.parameters)
+        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
+    return order;
+  }
+
+  Order order_;  // when they were cut
+  std::vector<ParameterShard<D>> shards_;
+  std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
+  std::vector<nn::NamedParameter<D>> mine_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -25861,14 +25344,6 @@ concept DistributedInBuckets = requires(AccessTo<Net> access) {
   access.buckets();
 };
 }  // namespace detail
-
-/// Options of ShardedOptimizer.
-struct ShardedOptimizerOptions {
-  /// Keep one copy of the parameters for all ranks, where all run on CPUs of one machine: each reads them where they
-  /// lie, and steps its shard of them for all, so that nothing is gathered. On GPUs and across machines every rank
-  /// keeps its own. See ShardedOptimizer::shares_parameters.
-  bool share_parameters = false;
-};
 
 /// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
 /// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
@@ -25880,14 +25355,6 @@ struct ShardedOptimizerOptions {
 /// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
 /// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
 /// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
-///
-/// With share_parameters they are not even whole on each rank, but there once (as MPI_Win_allocate_shared gives
-/// memory): a step sends nothing, and ranks on neighbouring cores find weights in their cache that another one has
-/// read. With the hook ReduceScatter backward sends nothing either: gradients lie where all ranks reach them, and each
-/// rank averages its shard as it steps, in the same pass over memory. What a program does with parameters itself then
-/// acts on all ranks. To read them, or to write the same on all ranks, as loading does, takes no care; `p *= 0.9` on
-/// every rank would be done by each. Optimizers that don't know of it refuse. The optimizer's end gives each rank a
-/// copy of its own.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -25899,10 +25366,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own. A collective with
-  /// share_parameters.
+  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
   template <detail::DistributedInBuckets Net>
-  ShardedOptimizer(Net& net, const typename Opt::options_type& options, const ShardedOptimizerOptions& how = {})
+  ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
     check<UsageError>(!detail::AccessTo<Net>::own_gradients,
                       "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
@@ -25916,7 +25382,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
     clip_ = while_there([this, &net](double max_norm, bool strict) { return clip(net, max_norm, strict); });
     with_parts_ = while_there([this, &net](const UseParts& use) {
       prepare(net);
-      detail::access_to(net).average_parts();
       detail::access_to(net).with_gradients([&] { use(shards_.mine()); });
     });
     make_largest_ = while_there([&net](std::int32_t* number) { net.make_largest(number); });
@@ -25926,19 +25391,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
       detail::access_to(net).forget_parts();
     });
     parameters_ = while_there([&net] { return net.parameters(); });
-    if (!how.share_parameters) return;
-    detail::access_to(net).share_parameters();
-    keep_own_parameters_ = [&net, alive = net.alive()] {
-      if (!alive.expired() && in_common(net)) detail::access_to(net).keep_own_parameters();
-    };
-  }
-  ~ShardedOptimizer() {
-    if (!keep_own_parameters_) return;
-    try {
-      keep_own_parameters_();
-    } catch (const std::exception& error) {  // no memory
-      detail::say(cat("ShardedOptimizer: the parameters stay in memory that all ranks have in common: ", error.what()));
-    }
   }
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -25965,11 +25417,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
   /// See Optimizer::no_decay_on_biases_and_norms.
   void no_decay_on_biases_and_norms() { set_group(optim::IsBiasOrNorm{}, {.weight_decay = 0}); }
-  /// Whether all ranks have one copy of the parameters: as share_parameters says, where that can be.
-  bool shares_parameters() const {
-    const auto all = parameters_();
-    return std::any_of(all.begin(), all.end(), [](const auto& named) { return named.parameter->in_common(); });
-  }
   /// This rank's shard of the state, made by the first step.
   std::vector<optim::StateTensor> state() { return own_ ? own_->state() : std::vector<optim::StateTensor>(); }
 
@@ -26060,25 +25507,22 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <class Net>
   void step(Net& net, [[maybe_unused]] const std::int32_t* unwanted) {
     prepare(net);
-    const bool shared = in_common(net);
-    const auto* const of_all = detail::access_to(net).gradients_to_average();
-    if (shared && of_all == nullptr) net.communicator().barrier();  // others may compute with the old ones still
     if (own_) {
       take_learning_rate();
       detail::access_to(net).with_gradients([&] {
-        if constexpr (std::is_same_v<D, Cpu>) {
-          if (of_all != nullptr)
-            return own_->step_averaging([&](const void* own, std::size_t bytes) { return of_all->terms(own, bytes); });
-        } else {
+        if constexpr (!std::is_same_v<D, Cpu>)
           if (unwanted != nullptr) return own_->step_unless(unwanted);
-        }
         own_->step();
       });
     }
+    const auto& entries = net.flat_parameters().entries();
+    if (Ledger* const ledger = entries.front().parameter().ledger().get()) ledger->step(this, lr(), groups_.size());
     detail::access_to(net).forget_parts();
     gather(net);
-    if (shared || of_all != nullptr) net.communicator().barrier();
-    for (const auto& entry : net.flat_parameters().entries()) entry.parameter().touch();
+    for (const auto& entry : entries) {
+      entry.parameter().touch();
+      entry.parameter().storage().settle();
+    }
   }
 
   void take_learning_rate() {
@@ -26097,7 +25541,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
 #endif
     prepare(net);
-    detail::access_to(net).average_parts();
     double squares = 0;
     detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
     net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
@@ -26152,12 +25595,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   template <class Net>
-  static bool in_common(const Net& net) {
-    const auto& groups = net.flat_parameters().groups();
-    return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.in_common; });
-  }
-
-  template <class Net>
   static void gather(Net& net) {
     auto& communicator = net.communicator();
     if (communicator.size() == 1) return;
@@ -26166,7 +25603,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
                rank = static_cast<std::size_t>(communicator.rank());
     for (const auto& bucket : detail::access_to(net).buckets()) {
       const auto& group = net.flat_parameters().groups()[bucket.group];
-      if (group.in_common) continue;
       ddp::with_type(group.dtype, group.value(bucket.begin), [&]<class T>(T* values) {
         const std::size_t shard = bucket.count / ranks, even = shard * ranks;
         if (shard > 0)
@@ -26184,7 +25620,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
   std::function<void(std::int32_t*)> make_largest_;
-  std::function<void()> zero_grad_, skip_step_, keep_own_parameters_;
+  std::function<void()> zero_grad_, skip_step_;
   std::function<std::vector<nn::NamedParameter<D>>()> parameters_;
   bool in_parts_;
   detail::ParameterShards<D> shards_;
@@ -26540,8 +25976,32 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   return model;
 }
 
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`; or a number of bytes of f32, as 64
-/// parameters of one size, without inputs, that make a loss. Throws UsageError for other names.
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
+[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
+                                          std::size_t tokens) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = tokens * sizeof(std::int64_t),
+                   .layers = static_cast<int>(layers),
+                   .activation = tokens * width * sizeof(float)};
+  const auto uses = static_cast<double>(tokens);
+  model.add(50257 * width, 0, uses);
+  model.add(tokens * width, 0, 0);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    model.add(width, width, uses);
+    model.add(3 * width * width, 3 * width, uses);
+    model.add(width * width, width, uses);
+    model.add(width, width, uses);
+    model.add(4 * width * width, 4 * width, uses);
+    model.add(4 * width * width, width, uses);
+  }
+  model.add(width, width, uses);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
 [[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
   if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
   if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
@@ -26549,12 +26009,19 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   if (name == "vgg16") return vgg16_sizes();
   if (name == "bert_base") return bert_sizes(name, 12, 768);
   if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
+  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
+  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
+  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
+  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
+  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
   std::size_t bytes = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
   check<UsageError>(
       error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
       printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, or bytes from 256 to 1e12");
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
   ModelSizes model{.name = cat(bytes, " bytes")};
   const auto numbers = bytes / 4;
   for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
@@ -26737,28 +26204,21 @@ class TrainingRank {
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
-  /// Seconds that this rank's program has waited for calls.
-  double exposed() const { return exposed_; }
 
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
-  static constexpr std::size_t share_bytes = 64;  // what ranks tell each other in BatchShares
-  static constexpr std::size_t count_bytes = 32;  // and in LocalSgd
+  static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
+  static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
 
   void forward() {
     const auto begun = rank_.clock();
     rank_.compute(training_.forward);
     rank_.mark("forward", "forward", begun);
   }
-  template <class Waits>
-  void wait(const Waits& waits) {
-    const double begun = rank_.time();
-    waits();
-    exposed_ += rank_.time() - begun;
-  }
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
-    wait([&] { rank_.call(op, bytes, traffic, peer, receives); });
+    rank_.call(op, bytes, traffic, peer, receives);
   }
   void tell_shares() {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
@@ -26777,9 +26237,7 @@ class TrainingRank {
       works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
     }
     rank_.compute(training_.backward - done);
-    wait([&] {
-      for (auto& work : works) work.wait();
-    });
+    for (auto& work : works) work.wait();
     rank_.mark("backward", "backward", begun);
   }
 
@@ -26808,9 +26266,7 @@ class TrainingRank {
       start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
     };
     const auto arrive = [&](std::size_t u) {
-      wait([&] {
-        for (auto& work : gathers[u]) work.wait();
-      });
+      for (auto& work : gathers[u]) work.wait();
       gathers[u].clear();
     };
     const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
@@ -26820,6 +26276,7 @@ class TrainingRank {
       rank_.mark(pass, cat(pass, ", unit ", u), begun);
     };
 
+    tell_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
@@ -26832,11 +26289,9 @@ class TrainingRank {
     std::deque<std::pair<std::size_t, comm::Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
-      wait([&] {
-        averages.front().second.wait();
-        if (const auto rest = numbers(u) % ranks; rest > 0)
-          rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
-      });
+      averages.front().second.wait();
+      if (const auto rest = numbers(u) % ranks; rest > 0)
+        rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
       holds(trace::Memory::gradients, -others(u));
       averages.pop_front();
     };
@@ -26862,6 +26317,7 @@ class TrainingRank {
   // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
   // ranks, and so do the gradients by what goes into them.
   void tensor_parallel() {
+    if (rank_.size() > 1) call(Op::all_gather, program_bytes, Traffic::control);
     for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
       const auto begun = rank_.clock();
       for (int half = 0; half < 2 * training_.layers; ++half) {
@@ -26920,13 +26376,13 @@ class TrainingRank {
 
   comm::simulated::SimulatedRank& rank_;
   const Training& training_;
-  double exposed_ = 0;
 };
 
 /// How long a simulated step takes, and of what that is made.
 struct TrainingTimes {
   double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
   double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
+  double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
   comm::simulated::SimulatedTimes times = {};
 };
 
@@ -26986,8 +26442,20 @@ struct TrainingTimes {
   return out;
 }
 
-/// Trains for so many steps, `options.ranks` ranks with a batch each. Throws UsageError for times and sizes out of
-/// range.
+/// How many ranks a simulation has to run, the others doing what they do (see SimulationOptions::alike); 0: all. Ranks
+/// of an island are not alike.
+[[gnu::cold]] inline int ranks_alike(const comm::simulated::SimulationOptions& options, const Training& training) {
+  constexpr int few = 16;  // which run anyway
+  const int island = options.links.island == 0 || options.links.island >= options.ranks ? 1 : options.links.island;
+  const bool star = training.policy == TrainingPolicy::parameter_server;
+  if (options.ranks <= few || star || options.keep_steps || options.computing.jitter > 0 ||
+      !options.computing.stragglers.empty() || options.ranks % island != 0)
+    return 0;
+  return island;
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// UsageError for times and sizes out of range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
@@ -27014,15 +26482,17 @@ struct TrainingTimes {
     last = bucket.ready;
   }
   options.true_numbers = false;
-  std::vector<double> exposed(static_cast<std::size_t>(std::max(options.ranks, 0)));
+  if (options.alike == 0) options.alike = ranks_alike(options, training);
   TrainingTimes out;
   out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
-    exposed[static_cast<std::size_t>(rank.rank())] = self.exposed();
   });
   out.step = out.times.seconds() / steps;
-  for (const double one : exposed) out.exposed += one / options.ranks / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
+  }
   return out;
 }
 
@@ -27185,9 +26655,12 @@ namespace chorus::simulated {
 /// what it waits for; buckets as they were full, by the same count. Throws FileError for a file that can't be read, is
 /// no trace, or has no such step.
 [[gnu::cold]] inline Training recorded_training(const std::string& path) {
-  std::ifstream file(path);
-  check<FileError>(file.good(), printable(path), ": the trace cannot be opened");
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  constexpr std::uint64_t most = std::uint64_t{256} << 20;  // as read_trace
+  const auto who = cat("trace ", printable(path));
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string text(static_cast<std::size_t>(file.size()), ' ');
+  file.read(0, std::as_writable_bytes(std::span(text)), who, ": reading");
   // That of a run that was killed is an array without an end, whose last line may be cut off.
   if (const auto end = text.rfind("},\n"); text.starts_with('[') && end != text.npos && !nlohmann::json::accept(text))
     text = text.substr(0, end + 1) + ']';
@@ -27277,7 +26750,7 @@ struct TensorParallelOptions {
 /// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
 /// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
 /// all-gathers, of as many bytes together; see split_sequence.
-template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
+template <class Model, class Sequence, class Communicator>
 class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using Base = WholeBatchPolicy<Model, Communicator>;
 
@@ -27309,8 +26782,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// Peers don't wait for a rank that throws: the group is given up.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
-      this->communicator_.abort(
-          cat("rank ", this->communicator_.rank(), " threw an exception in the middle of a step"));
+      this->communicator_.abort("it threw an exception in the middle of a step");
   }
 
   /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
@@ -27318,6 +26790,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
+    this->compare_programs();
     const int dim = this->random_.dim;
     const RandomScope random(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const TensorGroupScope group(layers_->group());
@@ -27331,6 +26804,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
   template <class F>
   void gathered(const F& f) {
+    this->meet();
     layers_->with_whole(this->model_, f);
   }
   /// For files, which all ranks write together: see io::detail::keeps_parts.
@@ -27346,11 +26820,16 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   TensorParallel(std::unique_ptr<Layers> layers, Model model, Communicator& communicator,
                  const TensorParallelOptions& options, std::uint64_t seed)
-      : Base(detail::with_numbers(layers->share_out(std::move(model), described(options))), communicator, seed),
+      : Base("TensorParallel", detail::with_numbers(layers->share_out(std::move(model), described(options))),
+             communicator, seed),
         layers_(std::move(layers)),
         handles_(this->model_),
         replicas_(this->flat_, communicator, this->alive(), options.check_every) {
     this->random_.dim = options.dim;
+    detail::decide_together(this->parameters(), communicator, this->alive(), [&](const auto& named) {
+      return named.parameter->part() != nullptr || communicator.rank() == 0;
+    });
+    this->program_.listen(this->flat_.parameters(), nn::named_buffers<D>(this->model_), {});
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
@@ -27368,6 +26847,4159 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
+
+// <chorus/quantization.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
+/// Quantisation: models that learn to compute with rounded numbers, models of 8-bit integers, and their files. What is
+/// in it, and how it reaches into layers and operators: quantization/README.md.
+
+// <chorus/quantization/conv_bn_relu.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
+/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the first two.
+
+namespace chorus::nn {
+
+namespace detail {
+inline Conv2dOptions without_bias(Conv2dOptions options) {
+  options.bias = false;  // batch norm has one
+  return options;
+}
+}  // namespace detail
+
+/// x: [batch, in, height, width] -> relu(bn(conv(x))): [batch, out, ...]. The convolution has no bias.
+template <Device D>
+struct ConvBnReLU : Module {
+  Conv2d<D> conv;
+  BatchNormReLU2d<D> bn;
+  CHORUS_MODULE(ConvBnReLU, conv, bn)
+
+  /// Throws ShapeError as Conv2d and BatchNorm do.
+  ConvBnReLU(Index in_channels, Index out_channels, const Conv2dOptions& options,
+             const BatchNormLayerOptions& norm = {})
+      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
+
+  auto forward(const auto& x) const { return bn(conv(x)); }
+};
+
+/// The same without a ReLU.
+template <Device D>
+struct ConvBn : Module {
+  Conv2d<D> conv;
+  BatchNorm2d<D> bn;
+  CHORUS_MODULE(ConvBn, conv, bn)
+
+  ConvBn(Index in_channels, Index out_channels, const Conv2dOptions& options, const BatchNormLayerOptions& norm = {})
+      : conv(in_channels, out_channels, detail::without_bias(options)), bn(out_channels, norm) {}
+
+  auto forward(const auto& x) const { return bn(conv(x)); }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
+
+// <chorus/quantization/ops/quantized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_QUANTIZED_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_QUANTIZED_HPP
+/// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
+/// weights: a model of many layers is for `quantized(model)`, which does so once.
+
+// <chorus/quantization/kernels/convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_CONVOLUTION_HPP
+/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel: what it is multiplied with
+/// lies in `runs` of neighbouring bytes, one for each row of the kernel (or each tap, where there are groups), so that
+/// nothing is copied into columns first.
+
+// <chorus/quantization/kernels/dot.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_DOT_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_DOT_HPP
+/// Inner products of u8 with s8, four terms a lane, in 32 bits: by VNNI where the compiler may use it, else widened to
+/// 16 bits. Every way gives the same integers: none adds in 16 bits, where two products of 255 * 127 would saturate
+/// (as `vpmaddubsw` does).
+
+// <chorus/quantization/kernels/requantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_REQUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_REQUANTIZE_HPP
+/// From sums of integers to 8-bit numbers: what ends every integer product.
+
+// <chorus/quantization/quantized_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
+/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
+/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+
+namespace chorus::quantized {
+
+/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+struct Integers {
+  std::int32_t least = 0, most = 255;
+  friend bool operator==(const Integers&, const Integers&) = default;
+};
+
+/// Which integer stands for which number: q stands for (q - zero_point) scale.
+struct Levels {
+  float scale = 1;
+  std::int32_t zero_point = 0;
+  Integers integers;
+
+  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
+  /// NaN it is the least.
+  std::int32_t level(float number) const { return steps(number) + zero_point; }
+  /// What an integer stands for.
+  float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
+  /// What the integer that stands for `number` stands for.
+  float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
+  /// Whether the integer nearest to `number` is within the ends: then gradients pass.
+  bool holds(float number) const {
+    const float nearest = std::nearbyint(number * (1.0f / scale));
+    return nearest >= low() && nearest <= high();
+  }
+  friend bool operator==(const Levels&, const Levels&) = default;
+
+ private:
+  float low() const { return static_cast<float>(integers.least - zero_point); }
+  float high() const { return static_cast<float>(integers.most - zero_point); }
+  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  std::int32_t steps(float number) const {
+    const float steps = number * (1.0f / scale);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
+  }
+};
+
+/// No scale is smaller: 2^-23, which PyTorch takes.
+inline constexpr float least_scale = 1.1920928955078125e-07f;
+
+/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
+/// exact. Affine: the ends of the range are the ends of the integers.
+inline Levels affine_levels(float min, float max, Integers integers) {
+  min = std::min(min, 0.0f);
+  max = std::max(max, 0.0f);
+  Levels out{std::max((max - min) / static_cast<float>(integers.most - integers.least), least_scale), 0, integers};
+  const auto zero = static_cast<float>(integers.least) - std::nearbyint(min / out.scale);
+  out.zero_point = static_cast<std::int32_t>(
+      std::min(std::max(zero, static_cast<float>(integers.least)), static_cast<float>(integers.most)));
+  return out;
+}
+
+/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+inline Levels symmetric_levels(float min, float max, Integers integers) {
+  const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
+  const float half = static_cast<float>(integers.most - integers.least) / 2;
+  return {std::max(largest / half, least_scale), integers.least < 0 ? 0 : (integers.least + integers.most + 1) / 2,
+          integers};
+}
+
+/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
+/// training and integer inference compute it.
+inline float fold_factor(float norm_weight, float running_var, float eps) {
+  return norm_weight / std::sqrt(running_var + eps);
+}
+/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
+/// ways, as compilers join a product with a sum.
+[[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
+  return (bias - running_mean) * factor + norm_bias;
+}
+/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
+  return static_cast<float>(sum) * (scale / static_cast<float>(count));
+}
+
+/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+struct Requantizer {
+  float bias_in_units = 0, multiplier = 1;
+  Levels levels;
+  std::int32_t least = 0;  ///< with a ReLU the zero point
+
+  Requantizer(float x_scale, float weight_scale, float bias, const Levels& to, bool relu)
+      : levels(to), least(relu ? std::max(to.integers.least, to.zero_point) : to.integers.least) {
+    const float unit = x_scale * weight_scale;
+    bias_in_units = bias / unit;
+    multiplier = unit / to.scale;
+  }
+  std::int32_t operator()(std::int32_t sum) const {
+    return requantized(sum, bias_in_units, multiplier, {levels.zero_point, least, levels.integers.most});
+  }
+
+  struct Ends {
+    std::int32_t zero_point, least, most;
+  };
+  static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
+    const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
+    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    const auto low = static_cast<float>(ends.least - ends.zero_point);
+    const auto high = static_cast<float>(ends.most - ends.zero_point);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
+  }
+};
+
+}  // namespace chorus::quantized
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+
+namespace chorus::kernels::int8 {
+
+/// How the columns of a product become numbers of 8 bits:
+///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
+/// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
+/// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:
+/// quantized::Requantizer. A ReLU is `least = zero_point`.
+struct Requantize {
+  const std::int32_t* offset;
+  const float* bias;
+  const float* multiplier;
+  std::int32_t zero_point;
+  std::int32_t least;
+  std::int32_t most;
+
+  std::uint8_t operator()(std::int32_t sum, Index column) const {
+    return static_cast<std::uint8_t>(quantized::Requantizer::requantized(
+        sum + offset[column], bias[column], multiplier[column], {zero_point, least, most}));
+  }
+};
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_REQUANTIZE_HPP
+
+#if defined(__AVX2__)
+#endif
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
+// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#define CHORUS_INT8_VNNI512 1
+/// `vpdpbusd` on 16 lanes.
+struct Vnni512 {
+  static constexpr const char* name = "AVX-512 VNNI";
+  static constexpr int lanes = 16, rows = 6, vectors = 4;
+  using Sums = __m512i;
+  using Left = __m512i;
+  using Right = __m512i;
+
+  [[gnu::always_inline]] static Sums zero() { return _mm512_setzero_si512(); }
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return _mm512_loadu_si512(w); }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) { return _mm512_dpbusd_epi32(sums, x, w); }
+  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
+                                           Index count) {
+    const auto level = _mm512_mul_ps(
+        _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(to.offset + column))),
+                      _mm512_loadu_ps(to.bias + column)),
+        _mm512_loadu_ps(to.multiplier + column));
+    const auto clamped =
+        _mm512_min_ps(_mm512_max_ps(level, _mm512_set1_ps(static_cast<float>(to.least - to.zero_point))),
+                      _mm512_set1_ps(static_cast<float>(to.most - to.zero_point)));
+    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), _mm512_set1_epi32(to.zero_point));
+    const auto mask = static_cast<__mmask16>((1u << std::min<Index>(count, lanes)) - 1);
+    _mm512_mask_cvtepi32_storeu_epi8(y, mask, q);
+  }
+};
+#endif
+
+#if defined(__AVX2__)
+namespace detail {
+/// What the ways of 8 lanes share.
+struct EightLanes {
+  static constexpr int lanes = 8;
+  using Sums = __m256i;
+
+  [[gnu::always_inline]] static Sums zero() { return _mm256_setzero_si256(); }
+  [[gnu::always_inline]] static __m256i four_of(const std::uint8_t* x) {
+    std::int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
+  [[gnu::always_inline]] static __m256i lanes_of(const std::int8_t* w) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+  }
+  [[gnu::always_inline]] static void store(Sums sums, const Requantize& to, Index column, std::uint8_t* y,
+                                           Index count) {
+    const auto offset = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(to.offset + column));
+    const auto level = _mm256_mul_ps(
+        _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sums, offset)), _mm256_loadu_ps(to.bias + column)),
+        _mm256_loadu_ps(to.multiplier + column));
+    const auto clamped =
+        _mm256_min_ps(_mm256_max_ps(level, _mm256_set1_ps(static_cast<float>(to.least - to.zero_point))),
+                      _mm256_set1_ps(static_cast<float>(to.most - to.zero_point)));
+    const auto q = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), _mm256_set1_epi32(to.zero_point));
+    const auto words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    const auto bytes = _mm_packus_epi16(words, words);
+    if (count >= lanes) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(y), bytes);
+    } else {
+      std::uint8_t all[16];
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(all), bytes);
+      std::copy_n(all, count, y);
+    }
+  }
+};
+}  // namespace detail
+
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+#define CHORUS_INT8_VNNI256 1
+/// `vpdpbusd` on 8 lanes.
+struct Vnni256 : detail::EightLanes {
+  static constexpr const char* name = "VNNI on 256 bits";
+  static constexpr int rows = 6, vectors = 2;
+  using Left = __m256i;
+  using Right = __m256i;
+
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) { return four_of(x); }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) { return lanes_of(w); }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpbusd_epi32(sums, x, w);
+#else
+    return _mm256_dpbusd_avx_epi32(sums, x, w);
+#endif
+  }
+};
+#endif
+
+/// AVX2: bytes become 16 bits, of which `vpmaddwd` adds pairs in 32 bits.
+struct Widened : detail::EightLanes {
+  static constexpr const char* name = "AVX2, widened to 16 bits";
+  static constexpr int rows = 4, vectors = 2;
+  // The bytes with even, and with odd places.
+  struct Pairs {
+    __m256i even, odd;
+  };
+  using Left = Pairs;
+  using Right = Pairs;
+
+  [[gnu::always_inline]] static Left left(const std::uint8_t* x) {
+    const auto four = four_of(x);
+    return {_mm256_and_si256(four, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16(four, 8)};
+  }
+  [[gnu::always_inline]] static Right right(const std::int8_t* w) {
+    const auto all = lanes_of(w);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
+  }
+  [[gnu::always_inline]] static Sums add(Sums sums, Left x, Right w) {
+    return _mm256_add_epi32(
+        sums, _mm256_add_epi32(_mm256_madd_epi16(x.even, w.even), _mm256_madd_epi16(x.odd, w.odd)));
+  }
+};
+#endif
+
+/// Plain C++, for every processor; what the other ways are tested against.
+struct Plain {
+  static constexpr const char* name = "plain C++";
+  static constexpr int lanes = 8, rows = 2, vectors = 1;
+  struct Sums {
+    std::int32_t lane[lanes];
+  };
+  using Left = const std::uint8_t*;
+  using Right = const std::int8_t*;
+
+  static Sums zero() { return {}; }
+  static Left left(const std::uint8_t* x) { return x; }
+  static Right right(const std::int8_t* w) { return w; }
+  static Sums add(Sums sums, Left x, Right w) {
+    for (int i = 0; i < lanes; ++i)
+      sums.lane[i] += x[0] * w[4 * i] + x[1] * w[4 * i + 1] + x[2] * w[4 * i + 2] + x[3] * w[4 * i + 3];
+    return sums;
+  }
+  static void store(const Sums& sums, const Requantize& to, Index column, std::uint8_t* y, Index count) {
+    for (Index i = 0; i < std::min<Index>(count, lanes); ++i) y[i] = to(sums.lane[i], column + i);
+  }
+};
+
+/// The fastest way that the compiler's flags allow.
+#if defined(CHORUS_INT8_VNNI512)
+using Best = Vnni512;
+#elif defined(CHORUS_INT8_VNNI256)
+using Best = Vnni256;
+#elif defined(__AVX2__)
+using Best = Widened;
+#else
+using Best = Plain;
+#endif
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_DOT_HPP
+
+// <chorus/quantization/kernels/image.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
+/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there
+/// may be a border, so that a convolution reads its padding as it reads anything else.
+
+namespace chorus::kernels::int8 {
+
+/// Kernels read up to so many bytes behind the last number, and take them times zero.
+inline constexpr Index slack = 4;
+
+/// [batch, height + 2 border, width + 2 border, channels], without gaps.
+struct Images {
+  std::uint8_t* data = nullptr;
+  Index batch = 0, height = 1, width = 1, channels = 0, border = 0;
+
+  Index pitch() const { return (width + 2 * border) * channels; }  ///< from one row to the next
+  Index image_bytes() const { return (height + 2 * border) * pitch(); }
+  Index bytes() const { return batch * image_bytes() + slack; }
+  Index pixels() const { return batch * height * width; }
+  /// The first channel of a pixel; rows and columns count from behind the border, and may be within it.
+  std::uint8_t* at(Index image, Index row, Index column) const {
+    return data + image * image_bytes() + (row + border) * pitch() + (column + border) * channels;
+  }
+
+  /// Sets the borders to `value`.
+  void fill_border(std::uint8_t value) const {
+    if (border == 0) return;
+    for (Index image = 0; image < batch; ++image) {
+      std::uint8_t* const first = at(image, -border, -border);
+      // Above the first row and at its left; from each row's right on to the next one's left; and the rest.
+      std::fill_n(first, border * pitch() + border * channels, value);
+      for (Index row = 0; row + 1 < height; ++row) std::fill_n(at(image, row, width), 2 * border * channels, value);
+      std::fill(at(image, height - 1, width), first + image_bytes(), value);
+    }
+  }
+};
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+/// Columns of a panel of packed weights.
+inline constexpr Index panel = 64;
+
+/// The sums of 32 bits hold so many products of 255 and -128.
+inline constexpr Index most_terms = 65'793;
+
+/// Weights in the order in which the kernels read them: [group][panel][run][4 terms of it][column][4].
+struct PackedWeights {
+  Index out_channels = 0, groups = 1, kernel_h = 1, kernel_w = 1, channels = 0;  // channels: of the input, in a group
+  bool row_runs = true;   // a run is a whole row of the kernel, not one tap
+  bool depthwise = false;  // [tap][channel] then
+  std::vector<std::int8_t> numbers;
+  std::vector<std::int32_t> sums;  // of each output's weights
+
+  Index group_outputs() const { return out_channels / groups; }
+  Index panels() const { return (group_outputs() + panel - 1) / panel; }
+  Index runs() const { return row_runs ? kernel_h : kernel_h * kernel_w; }
+  Index run_bytes() const { return row_runs ? kernel_w * channels : channels; }
+  Index run_steps() const { return (run_bytes() + 3) / 4; }
+  Index panel_bytes() const { return runs() * run_steps() * panel * 4; }
+};
+
+/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape` but for its batch,
+/// height and width.
+inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std::int8_t> weight) {
+  PackedWeights out;
+  out.out_channels = shape.out_channels;
+  out.groups = shape.groups;
+  out.kernel_h = shape.kernel_h;
+  out.kernel_w = shape.kernel_w;
+  out.channels = shape.in_channels / shape.groups;
+  out.row_runs = shape.groups == 1 && shape.dilation_w == 1;
+  out.depthwise = shape.groups > 1 && out.channels == 1 && shape.out_channels == shape.groups;
+  const Index taps = shape.kernel_h * shape.kernel_w, terms = out.channels * taps;
+  out.sums.assign(static_cast<std::size_t>(shape.out_channels), 0);
+  for (Index o = 0; o < shape.out_channels; ++o)
+    for (Index k = 0; k < terms; ++k)
+      out.sums[static_cast<std::size_t>(o)] += weight[static_cast<std::size_t>(o * terms + k)];
+
+  if (out.depthwise) {
+    out.numbers.resize(static_cast<std::size_t>(taps * shape.out_channels));
+    for (Index o = 0; o < shape.out_channels; ++o)
+      for (Index tap = 0; tap < taps; ++tap)
+        out.numbers[static_cast<std::size_t>(tap * shape.out_channels + o)] =
+            weight[static_cast<std::size_t>(o * taps + tap)];
+    return out;
+  }
+  out.numbers.assign(static_cast<std::size_t>(out.groups * out.panels() * out.panel_bytes()), 0);
+  for (Index o = 0; o < shape.out_channels; ++o) {
+    const Index group = o / out.group_outputs(), column = o % out.group_outputs();
+    std::int8_t* const to =
+        out.numbers.data() + (group * out.panels() + column / panel) * out.panel_bytes() + column % panel * 4;
+    for (Index c = 0; c < out.channels; ++c)
+      for (Index tap = 0; tap < taps; ++tap) {
+        const Index run = out.row_runs ? tap / shape.kernel_w : tap;
+        const Index place = out.row_runs ? tap % shape.kernel_w * out.channels + c : c;
+        to[(run * out.run_steps() + place / 4) * panel * 4 + place % 4] =
+            weight[static_cast<std::size_t>((o * out.channels + c) * taps + tap)];
+      }
+  }
+  return out;
+}
+
+namespace detail {
+
+/// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
+inline constexpr Index chunk_rows = 240;
+
+/// Where the rows of a chunk begin.
+struct Rows {
+  const std::uint8_t* x[chunk_rows];
+  std::uint8_t* y[chunk_rows];
+  Index count = 0;
+};
+
+/// A tile of sums: `Count` rows times `Vectors` vectors of columns.
+template <class Way, int Count, int Vectors>
+void multiply_tile(const std::uint8_t* const* x, std::span<const Index> runs, Index steps, const std::int8_t* w,
+                   const Requantize& to, Index column, std::uint8_t* const* y, Index rows, Index columns) {
+  typename Way::Sums sums[Count][Vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < Count; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::zero();
+
+  const std::uint8_t* from[Count];
+  for (const Index run : runs) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Count; ++r) from[r] = x[r] + run;
+    for (Index step = 0; step < steps; ++step, w += panel * 4) {
+      typename Way::Right right[Vectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) right[v] = Way::right(w + v * Way::lanes * 4);
+#pragma GCC unroll 16
+      for (int r = 0; r < Count; ++r) {
+        const auto left = Way::left(from[r] + 4 * step);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) sums[r][v] = Way::add(sums[r][v], left, right[v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Count; ++r) {
+    if (r >= rows) break;
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v)
+      if (v * Way::lanes < columns)
+        Way::store(sums[r][v], to, column + v * Way::lanes, y[r] + v * Way::lanes, columns - v * Way::lanes);
+  }
+}
+
+/// Rows [first, first + rows) of a chunk, at most `Count`, times a panel's columns.
+template <class Way, int Count>
+void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const Index> runs, Index steps,
+                   const std::int8_t* w, const Requantize& to, Index column, Index columns) {
+  // Rows that are not there are computed as the last one, and not stored.
+  const std::uint8_t* x[Count];
+  std::uint8_t* y[Count];
+  for (Index r = 0; r < Count; ++r) {
+    x[r] = chunk.x[first + std::min(r, rows - 1)];
+    y[r] = chunk.y[first + std::min(r, rows - 1)] + column;
+  }
+  constexpr Index wide = Way::vectors * Way::lanes;
+  for (Index done = 0; done < columns; done += wide) {
+    const Index left = columns - done;
+    const auto tile = [&]<int Vectors>(std::integral_constant<int, Vectors>) {
+      std::uint8_t* at[Count];
+      for (int r = 0; r < Count; ++r) at[r] = y[r] + done;
+      multiply_tile<Way, Count, Vectors>(x, runs, steps, w + done * 4, to, column + done, at, rows,
+                                         std::min(left, wide));
+    };
+    if (Way::vectors > 1 && left <= Way::lanes)
+      tile(std::integral_constant<int, 1>{});
+    else if (Way::vectors > 2 && left <= 2 * Way::lanes)
+      tile(std::integral_constant<int, 2>{});
+    else
+      tile(std::integral_constant<int, Way::vectors>{});
+  }
+}
+
+/// A chunk's rows times a panel.
+template <class Way>
+void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps, const std::int8_t* w,
+                    const Requantize& to, Index column, Index columns) {
+  constexpr int few = Way::rows / 2 > 0 ? Way::rows / 2 : 1;
+  for (Index first = 0; first < chunk.count; first += Way::rows) {
+    const Index rows = std::min<Index>(Way::rows, chunk.count - first);
+    if (rows == 1)
+      multiply_rows<Way, 1>(chunk, first, rows, runs, steps, w, to, column, columns);
+    else if (rows <= few)
+      multiply_rows<Way, few>(chunk, first, rows, runs, steps, w, to, column, columns);
+    else
+      multiply_rows<Way, Way::rows>(chunk, first, rows, runs, steps, w, to, column, columns);
+  }
+}
+
+/// The depthwise form: each channel by itself.
+inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const PackedWeights& weights,
+                               const Requantize& to, const Images& y) {
+  constexpr Index block = 64;
+  parallel_for(s.batch * s.out_height(), [&](Index line) {
+    const Index image = line / s.out_height(), row = line % s.out_height();
+    for (Index column = 0; column < s.out_width(); ++column)
+      for (Index c = 0; c < s.in_channels; c += block) {
+        const Index count = std::min(block, s.in_channels - c);
+        std::int32_t sums[block] = {};
+        for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
+          const std::uint8_t* from =
+              x.at(image, row * s.stride_h - s.padding_h + tap / s.kernel_w * s.dilation_h,
+                   column * s.stride_w - s.padding_w + tap % s.kernel_w * s.dilation_w) + c;
+          const std::int8_t* w = weights.numbers.data() + tap * s.in_channels + c;
+          for (Index i = 0; i < count; ++i) sums[i] += from[i] * w[i];
+        }
+        std::uint8_t* const out = y.at(image, row, column) + c;
+        for (Index i = 0; i < count; ++i) out[i] = to(sums[i], c + i);
+      }
+  }, s.y_count() * s.kernel_h * s.kernel_w > 100'000);
+}
+
+}  // namespace detail
+
+/// y = the convolution of x, whose border is at least the padding and holds x's zero point. `to` has a number for each
+/// output channel, and up to `panel` more may be read.
+template <class Way = Best>
+void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& weights, const Requantize& to,
+                 const Images& y) {
+  if (weights.depthwise) return detail::convolve_depthwise(s, x, weights, to, y);
+  std::vector<Index> runs;
+  for (Index kh = 0; kh < s.kernel_h; ++kh)
+    for (Index kw = 0; kw < (weights.row_runs ? 1 : s.kernel_w); ++kw)
+      runs.push_back(kh * s.dilation_h * x.pitch() + kw * s.dilation_w * x.channels);
+
+  const Index out_h = s.out_height(), out_w = s.out_width(), pixels = s.batch * out_h * out_w;
+  const Index chunks = (pixels + detail::chunk_rows - 1) / detail::chunk_rows, outputs = weights.group_outputs();
+  const Index tasks = chunks * weights.groups * weights.panels();
+  const bool worth_it = pixels * weights.panel_bytes() * weights.panels() * weights.groups > 2'000'000;
+  parallel_for(tasks, [&](Index task) {
+    const Index at_panel = task % weights.panels(), group = task / weights.panels() % weights.groups;
+    const Index first = task / weights.panels() / weights.groups * detail::chunk_rows;
+    detail::Rows rows;
+    rows.count = std::min(detail::chunk_rows, pixels - first);
+    Index column = first % out_w, row = first / out_w % out_h, image = first / (out_w * out_h);
+    for (Index i = 0; i < rows.count; ++i) {
+      rows.x[i] = x.at(image, row * s.stride_h - s.padding_h, column * s.stride_w - s.padding_w) +
+                  group * weights.channels;
+      rows.y[i] = y.at(image, row, column);
+      if (++column == out_w) {
+        column = 0;
+        if (++row == out_h) row = 0, ++image;
+      }
+    }
+    const Index begin = at_panel * panel;
+    detail::multiply_chunk<Way>(rows, runs, weights.run_steps(),
+                                weights.numbers.data() + (group * weights.panels() + at_panel) * weights.panel_bytes(),
+                                to, group * outputs + begin, std::min(panel, outputs - begin));
+  }, worth_it);
+}
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_CONVOLUTION_HPP
+
+// <chorus/quantization/kernels/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POINTWISE_HPP
+/// Sums, ReLUs and conversions of 8-bit numbers.
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
+
+// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace chorus::kernels::int8 {
+
+using quantized::Levels;
+
+/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
+inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
+  return static_cast<std::uint8_t>(std::max(levels.level(x), least));
+}
+inline std::uint8_t level_of(const Levels& levels, float x) { return static_cast<std::uint8_t>(levels.level(x)); }
+
+/// How two operands are added.
+struct Sum {
+  Levels a, b, y;
+  bool relu = false;
+
+  std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
+};
+
+/// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
+inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* y, Index count) {
+  Index i = 0;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  constexpr int exact = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const auto number = [](const std::uint8_t* q, const Levels& levels) {
+    const auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    // With its rounding named, a product is never joined with the sum that follows.
+    return _mm512_mul_round_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(levels.zero_point))),
+                               _mm512_set1_ps(levels.scale), exact);
+  };
+  const auto inverse = _mm512_set1_ps(1.0f / sum.y.scale);
+  const auto least = _mm512_set1_ps(static_cast<float>(sum.least() - sum.y.zero_point));
+  const auto most = _mm512_set1_ps(static_cast<float>(sum.y.integers.most - sum.y.zero_point));
+  const auto zero_point = _mm512_set1_epi32(sum.y.zero_point);
+  for (; i + 16 <= count; i += 16) {
+    const auto both = _mm512_add_round_ps(number(a + i, sum.a), number(b + i, sum.b), exact);
+    const auto level = _mm512_min_ps(_mm512_max_ps(_mm512_mul_round_ps(both, inverse, exact), least), most);
+    const auto q = _mm512_add_epi32(_mm512_cvtps_epi32(level), zero_point);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i), _mm512_cvtepi32_epi8(q));
+  }
+#endif
+  if (i == count) return;
+  // Products come from tables: the compiler cannot join them with the sum, which would round once less.
+  std::array<float, 256> numbers_a, numbers_b;
+  for (int q = 0; q < 256; ++q) {
+    numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
+    numbers_b[static_cast<std::size_t>(q)] = sum.b.number(q);
+  }
+  for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
+}
+
+/// The same of images.
+inline void add(const Sum& sum, const Images& a, const Images& b, const Images& y) {
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    add(sum, a.at(image, row, 0), b.at(image, row, 0), y.at(image, row, 0), y.width * y.channels);
+  }, y.pixels() * y.channels > 200'000);
+}
+
+/// y[q] of every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
+inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y) {
+  for (Index image = 0; image < y.batch; ++image)
+    for (Index row = 0; row < y.height; ++row) {
+      const std::uint8_t* const from = x.at(image, row, 0);
+      std::uint8_t* const to = y.at(image, row, 0);
+      for (Index i = 0; i < y.width * y.channels; ++i) to[i] = table[from[i]];
+    }
+}
+
+/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
+inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
+                             Index first) {
+  for (Index image = 0; image < y.batch; ++image)
+    for (Index row = 0; row < y.height; ++row) {
+      const std::uint8_t* from = x.at(image, row, 0);
+      std::uint8_t* to = y.at(image, row, 0) + first;
+      for (Index column = 0; column < y.width; ++column, from += x.channels, to += y.channels)
+        for (Index c = 0; c < x.channels; ++c) to[c] = table[from[c]];
+    }
+}
+
+/// y = the levels of x: [batch, channels, height, width], row-major.
+inline void quantize(const Levels& levels, const float* x, const Images& y) {
+  const Index plane = y.height * y.width;
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    for (Index c = 0; c < y.channels; ++c) {
+      const float* const from = x + (image * y.channels + c) * plane + row * y.width;
+      std::uint8_t* const to = y.at(image, row, 0) + c;
+      for (Index column = 0; column < y.width; ++column) to[column * y.channels] = level_of(levels, from[column]);
+    }
+  }, y.pixels() * y.channels > 50'000);
+}
+
+/// y: [batch, channels, height, width], row-major, gets f(number) of x.
+template <class T, class F>
+void for_channels_first(const Images& x, T* y, const F& f) {
+  const Index plane = x.height * x.width;
+  for (Index image = 0; image < x.batch; ++image)
+    for (Index row = 0; row < x.height; ++row)
+      for (Index column = 0; column < x.width; ++column) {
+        const std::uint8_t* const from = x.at(image, row, column);
+        T* const to = y + image * x.channels * plane + row * x.width + column;
+        for (Index c = 0; c < x.channels; ++c) to[c * plane] = f(from[c]);
+      }
+}
+
+/// y = the numbers that x stands for: [batch, channels, height, width], row-major.
+inline void dequantize(const Levels& levels, const Images& x, float* y) {
+  for_channels_first(x, y, [&](std::uint8_t q) { return levels.number(q); });
+}
+
+}  // namespace chorus::kernels::int8
+
+#pragma GCC diagnostic pop
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POINTWISE_HPP
+
+// <chorus/quantization/kernels/pooling.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POOLING_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POOLING_HPP
+/// Pooling of 8-bit images.
+
+namespace chorus::kernels::int8 {
+
+namespace detail {
+/// Calls f(image, row, column, top, left) for each window, which may begin or end outside of the image.
+template <class F>
+void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F& f) {
+  parallel_for(y.batch * y.height, [&](Index line) {
+    const Index image = line / y.height, row = line % y.height;
+    const Index top = row * s.stride_h - s.padding_h;
+    for (Index column = 0; column < y.width; ++column) f(image, row, column, top, column * s.stride_w - s.padding_w);
+  }, x.bytes() > 100'000);
+}
+}  // namespace detail
+
+/// y = the largest number of each window. Padding never counts. `s.planes` is not looked at.
+inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
+  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
+    std::uint8_t* const to = y.at(image, row, column);
+    std::fill_n(to, x.channels, std::uint8_t{0});
+    for (Index kh = 0; kh < s.kernel_h; ++kh)
+      for (Index kw = 0; kw < s.kernel_w; ++kw) {
+        const Index i = top + kh * s.dilation_h, j = left + kw * s.dilation_w;
+        if (i < 0 || i >= x.height || j < 0 || j >= x.width) continue;
+        const std::uint8_t* const from = x.at(image, i, j);
+        for (Index c = 0; c < x.channels; ++c) to[c] = std::max(to[c], from[c]);
+      }
+  });
+}
+
+/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
+inline constexpr Index most_pooled = 16'384;
+
+/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
+/// the numbers of a window.
+struct Mean {
+  Levels x, y;
+  bool count_include_pad = true;
+
+  std::uint8_t operator()(std::int32_t sum, Index numbers, Index divisor) const {
+    const auto centered = sum - static_cast<std::int32_t>(numbers) * x.zero_point;
+    return level_of(y, quantized::mean_of_steps(centered, x.scale, divisor));
+  }
+};
+
+/// y = the mean of each window.
+inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, const Mean& mean) {
+  constexpr Index block = 128;
+  detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
+    for (Index c = 0; c < x.channels; c += block) {
+      const Index count = std::min(block, x.channels - c);
+      std::int32_t sums[block] = {};
+      Index numbers = 0;
+      for (Index i = std::max<Index>(top, 0); i < std::min(top + s.kernel_h, x.height); ++i)
+        for (Index j = std::max<Index>(left, 0); j < std::min(left + s.kernel_w, x.width); ++j, ++numbers) {
+          const std::uint8_t* const from = x.at(image, i, j) + c;
+          for (Index l = 0; l < count; ++l) sums[l] += from[l];
+        }
+      // What lies behind the padding at the far side, with `ceil_mode`, never counts.
+      const Index whole = (std::min(top + s.kernel_h, x.height + s.padding_h) - top) *
+                          (std::min(left + s.kernel_w, x.width + s.padding_w) - left);
+      const Index divisor = std::max<Index>(1, mean.count_include_pad ? whole : numbers);
+      std::uint8_t* const to = y.at(image, row, column) + c;
+      for (Index l = 0; l < count; ++l) to[l] = mean(sums[l], numbers, divisor);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_POOLING_HPP
+
+namespace chorus {
+
+/// Integers, and what they stand for: (q - zero_point) * scale.
+template <int Rank>
+struct Quantized {
+  Tensor<std::uint8_t, Rank, Cpu> values;
+  float scale = 1;
+  std::int32_t zero_point = 0;
+};
+
+/// Weights of 8 bits with a scale for each output, the first axis.
+template <int Rank>
+struct QuantizedWeight {
+  Tensor<std::int8_t, Rank, Cpu> values;
+  Tensor<float, 1, Cpu> scale;
+};
+
+/// What the integers of a result stand for, and whether a ReLU is applied first.
+struct QuantizedOutput {
+  float scale = 1;
+  std::int32_t zero_point = 0;
+  bool relu = false;
+};
+
+namespace detail {
+
+inline void check_levels(const char* operation, float scale, std::int32_t zero_point) {
+  check<UsageError>(std::isfinite(scale) && scale > 0 && zero_point >= 0 && zero_point <= 255, operation,
+                    ": a scale of ", scale, " and a zero point of ", zero_point,
+                    ": expected a positive number and one in [0, 255]");
+}
+
+template <int Rank>
+kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
+  return {x.scale, x.zero_point, {}};
+}
+
+/// Images with their channels last, and the memory in which they lie.
+struct OwnImages {
+  std::vector<std::uint8_t> memory;
+  kernels::int8::Images images;
+
+  OwnImages(const Shape<4>& shape, Index border) : images{nullptr, shape[0], shape[2], shape[3], shape[1], border} {
+    memory.resize(static_cast<std::size_t>(images.bytes()));
+    images.data = memory.data();
+  }
+  OwnImages(const Tensor<std::uint8_t, 4, Cpu>& x, Index border, std::uint8_t outside) : OwnImages(x.shape(), border) {
+    const auto from = contiguous(x);
+    images.fill_border(outside);
+    const std::uint8_t* number = from.data();
+    for (Index image = 0; image < images.batch; ++image)
+      for (Index c = 0; c < images.channels; ++c)
+        for (Index row = 0; row < images.height; ++row)
+          for (Index column = 0; column < images.width; ++column) images.at(image, row, column)[c] = *number++;
+  }
+  Tensor<std::uint8_t, 4, Cpu> tensor() const {
+    auto out = Tensor<std::uint8_t, 4, Cpu>::empty({images.batch, images.channels, images.height, images.width});
+    kernels::int8::for_channels_first(images, out.data(), [](std::uint8_t q) { return q; });
+    return out;
+  }
+};
+
+template <class Way>
+Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, const QuantizedWeight<4>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
+                              const Conv2dOptions& options) {
+  check_defined(operation, x.values, weight.values, weight.scale);
+  check_levels(operation, x.scale, x.zero_point);
+  check_levels(operation, y.scale, y.zero_point);
+  const auto& in = x.values.shape();
+  const auto& taps = weight.values.shape();
+  const kernels::Conv2dShape shape{.batch = in[0],
+                                   .in_channels = in[1],
+                                   .height = in[2],
+                                   .width = in[3],
+                                   .out_channels = taps[0],
+                                   .kernel_h = taps[2],
+                                   .kernel_w = taps[3],
+                                   .stride_h = options.stride.height,
+                                   .stride_w = options.stride.width,
+                                   .padding_h = options.padding.height,
+                                   .padding_w = options.padding.width,
+                                   .dilation_h = options.dilation.height,
+                                   .dilation_w = options.dilation.width,
+                                   .groups = options.groups};
+  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
+                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
+                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
+  check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
+                    ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
+                    " groups");
+  check<ShapeError>(weight.scale.numel() == shape.out_channels &&
+                        (!bias.defined() || bias.numel() == shape.out_channels),
+                    operation, ": ", weight.scale.numel(), " scales and ", bias.defined() ? bias.numel() : 0,
+                    " biases for ", shape.out_channels, " outputs");
+  check<ShapeError>(shape.height + 2 * shape.padding_h > shape.dilation_h * (shape.kernel_h - 1) &&
+                        shape.width + 2 * shape.padding_w > shape.dilation_w * (shape.kernel_w - 1),
+                    operation, ": the kernel of ", taps, " is larger than the padded input of ", in);
+  const Index terms = taps[1] * taps[2] * taps[3];
+  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms,
+                    " products, of which 32 bits hold ", kernels::int8::most_terms);
+
+  const auto numbers = contiguous(weight.values);
+  const auto packed =
+      kernels::int8::pack_weights(shape, {numbers.data(), static_cast<std::size_t>(numbers.numel())});
+  const auto padded = static_cast<std::size_t>(shape.out_channels + kernels::int8::panel);
+  std::vector<std::int32_t> offset(padded);
+  std::vector<float> start(padded), multiplier(padded);
+  for (Index o = 0; o < shape.out_channels; ++o) {
+    const auto at = static_cast<std::size_t>(o);
+    const float unit = x.scale * weight.scale(o);
+    offset[at] = -x.zero_point * packed.sums[at];
+    start[at] = bias.defined() ? bias(o) / unit : 0.0f;
+    multiplier[at] = unit / y.scale;
+  }
+  const OwnImages from(x.values, std::max(shape.padding_h, shape.padding_w), static_cast<std::uint8_t>(x.zero_point));
+  const OwnImages to({shape.batch, shape.out_channels, shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::convolution<Way>(
+      shape, from.images, packed,
+      {offset.data(), start.data(), multiplier.data(), y.zero_point, y.relu ? y.zero_point : 0, 255},
+      to.images);
+  return {to.tensor(), y.scale, y.zero_point};
+}
+
+}  // namespace detail
+
+/// The nearest integers: clamp(rint(x / scale) + zero_point, 0, 255), ties to even. Throws UsageError unless the scale
+/// is positive and the zero point in [0, 255].
+template <int Rank>
+Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::int32_t zero_point) {
+  detail::check_defined("quantize", x);
+  detail::check_levels("quantize", scale, zero_point);
+  const auto from = contiguous(x);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(x.shape()), scale, zero_point};
+  const kernels::int8::Levels levels{scale, zero_point, {}};
+  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = kernels::int8::level_of(levels, from.data()[i]);
+  return out;
+}
+
+/// What the integers stand for.
+template <int Rank>
+Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
+  detail::check_defined("dequantize", x.values);
+  const auto from = contiguous(x.values);
+  auto out = Tensor<float, Rank, Cpu>::empty(from.shape());
+  for (Index i = 0; i < from.numel(); ++i) out.data()[i] = detail::levels_of(x).number(from.data()[i]);
+  return out;
+}
+
+/// conv2d of integers, added up in 32 bits; padding stands for 0, which is x's zero point. bias: [out], of floats, or
+/// undefined. Throws ShapeError where the shapes don't fit, as `conv2d` does, and UsageError for levels that can't be.
+template <class Way = kernels::int8::Best>
+Quantized<4> quantized_conv2d(const Quantized<4>& x, const QuantizedWeight<4>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
+                              const Conv2dOptions& options = {}) {
+  return detail::quantized_conv2d<Way>("quantized_conv2d", x, weight, bias, y, options);
+}
+
+/// x: [batch, in], weight: [out, in] -> x weightᵀ + bias: [batch, out], of integers.
+template <class Way = kernels::int8::Best>
+Quantized<2> quantized_linear(const Quantized<2>& x, const QuantizedWeight<2>& weight,
+                              const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y) {
+  constexpr const char* name = "quantized_linear";
+  detail::check_defined(name, x.values, weight.values);
+  const auto from = contiguous(x.values);
+  const auto w = contiguous(weight.values);
+  check<ShapeError>(from.size(1) == w.size(1), name, ": an input of shape ", from.shape(),
+                    " does not fit a weight of shape ", w.shape());
+  const auto out = detail::quantized_conv2d<Way>(
+      name, {from.view(Shape<4>{from.size(0), from.size(1), 1, 1}), x.scale, x.zero_point},
+      {w.view(Shape<4>{w.size(0), w.size(1), 1, 1}), weight.scale}, bias, y, {});
+  return {out.values.view(Shape<2>{from.size(0), w.size(0)}), out.scale, out.zero_point};
+}
+
+/// a + b, added in float and rounded once.
+template <int Rank>
+Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b, const QuantizedOutput& y) {
+  constexpr const char* name = "quantized_add";
+  detail::check_defined(name, a.values, b.values);
+  detail::check_levels(name, a.scale, a.zero_point);
+  detail::check_levels(name, b.scale, b.zero_point);
+  detail::check_levels(name, y.scale, y.zero_point);
+  check<ShapeError>(a.values.shape() == b.values.shape(), name, ": operands of shapes ", a.values.shape(), " and ",
+                    b.values.shape());
+  const auto left = contiguous(a.values), right = contiguous(b.values);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(left.shape()), y.scale, y.zero_point};
+  kernels::int8::add({detail::levels_of(a), detail::levels_of(b), {y.scale, y.zero_point, {}}, y.relu}, left.data(),
+                     right.data(), out.values.data(), left.numel());
+  return out;
+}
+
+/// The larger of x and 0, as integers of the same levels.
+template <int Rank>
+Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
+  detail::check_defined("quantized_relu", x.values);
+  const auto from = contiguous(x.values);
+  Quantized<Rank> out{Tensor<std::uint8_t, Rank, Cpu>::empty(from.shape()), x.scale, x.zero_point};
+  const auto zero = static_cast<std::uint8_t>(x.zero_point);
+  for (Index i = 0; i < from.numel(); ++i) out.values.data()[i] = std::max(from.data()[i], zero);
+  return out;
+}
+
+/// max_pool2d of integers, whose levels stay.
+inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
+  detail::check_defined("quantized_max_pool2d", x.values);
+  const auto shape = detail::pool2d_shape("quantized_max_pool2d", x.values.shape(), window, options);
+  const detail::OwnImages from(x.values, 0, 0);
+  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::max_pool2d(shape, from.images, to.images);
+  return {to.tensor(), x.scale, x.zero_point};
+}
+
+/// avg_pool2d of integers, added up in 32 bits and rounded once, to x's levels.
+inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
+  constexpr const char* name = "quantized_avg_pool2d";
+  detail::check_defined(name, x.values);
+  detail::check_levels(name, x.scale, x.zero_point);
+  const auto shape = detail::pool2d_shape(name, x.values.shape(), window, options);
+  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": its windows have no dilation");
+  const detail::OwnImages from(x.values, 0, 0);
+  const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
+  kernels::int8::avg_pool2d(shape, from.images, to.images,
+                            {detail::levels_of(x), detail::levels_of(x), options.count_include_pad});
+  return {to.tensor(), x.scale, x.zero_point};
+}
+
+/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
+/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
+/// index that is no entry.
+template <int Rank>
+Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
+                                                 const Tensor<std::int64_t, Rank, Cpu>& index) {
+  constexpr const char* name = "quantized_embedding";
+  detail::check_defined(name, weight.values, weight.scale, index);
+  const auto rows = contiguous(weight.values);
+  const auto scales = contiguous(weight.scale);
+  const auto chosen = contiguous(index);
+  const Index entries = rows.size(0), features = rows.size(1);
+  check<ShapeError>(scales.numel() == entries, name, ": expected ", entries, " scales for a weight of shape ",
+                    rows.shape(), ", got ", scales.numel());
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = features;
+  auto out = Tensor<float, Rank + 1, Cpu>::empty(shape);
+  for (Index i = 0; i < chosen.numel(); ++i) {
+    const Index row = chosen.data()[i];
+    check<UsageError>(row >= 0 && row < entries, name, ": index ", row, " is not in [0, ", entries, ")");
+    for (Index k = 0; k < features; ++k)
+      out.data()[i * features + k] = static_cast<float>(rows.data()[row * features + k]) * scales.data()[row];
+  }
+  return out;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_QUANTIZED_HPP
+
+// <chorus/quantization/quantization_aware.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
+/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
+/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+
+// <chorus/quantization/layers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+/// The layers of a model that become integers, found by a walk through it.
+
+// <chorus/quantization/pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+/// One forward pass with fake quantisation: which values are to be rounded, and how.
+
+// <chorus/quantization/integer_product.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
+/// model rounds, in the same order.
+
+// <chorus/kernels/exact_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+/// Sums of products of whole numbers, without rounding error.
+
+namespace chorus::kernels {
+
+/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
+/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+inline thread_local constinit bool exact_sums = false;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+
+// <chorus/quantization/kernels/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
+/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
+/// nearbyint does, in instructions that every processor has for whole vectors.
+struct RoundedSteps {
+  float scale, inverse, low, high;
+  explicit RoundedSteps(const quantized::Levels& levels)
+      : scale(levels.scale),
+        inverse(1.0f / levels.scale),
+        low(static_cast<float>(levels.integers.least - levels.zero_point)),
+        high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
+
+  /// The whole number of steps nearest to x, at most one beyond the ends.
+  float operator()(float x) const {
+    constexpr float magic = 12582912.0f;
+    const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
+    return ((above < high + 1 ? above : high + 1) + magic) - magic;
+  }
+  float clamped(float steps) const {
+    const float above = steps > low ? steps : low;
+    return above < high ? above : high;
+  }
+};
+
+/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+template <class F>
+void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
+  if (levels.size() == 1) {
+    const RoundedSteps steps(levels[0]);
+    parallel_ranges(shape.numel(), 64, 16384, [&](Index first, Index count) { f(steps, first, count); });
+    return;
+  }
+  parallel_for(
+      shape.batch * shape.channels,
+      [&](Index row) {
+        f(RoundedSteps(levels[static_cast<std::size_t>(row % shape.channels)]), row * shape.inner, shape.inner);
+      },
+      shape.numel() > 32768);
+}
+
+}  // namespace detail
+
+/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                          float* y) {
+  std::atomic<bool> numbers{true};
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    const float* in = x + first;
+    float* out = y + first;
+    int strange = 0;
+    for (Index i = 0; i < count; ++i) {
+      strange |= in[i] != in[i];
+      out[i] = steps.clamped(steps(in[i])) * steps.scale;
+    }
+    if (strange != 0) numbers.store(false, std::memory_order_relaxed);
+  });
+  return numbers.load();
+}
+
+/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                               float* y) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) y[i] = steps.clamped(steps(x[i]));
+  });
+}
+
+/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
+/// Bengio, Léonard and Courville, 2013).
+inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                                   const float* dy, float* dx, bool accumulate) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) {
+      const float nearest = steps(x[i]), passed = nearest >= steps.low && nearest <= steps.high ? dy[i] : 0.0f;
+      dx[i] = accumulate ? dx[i] + passed : passed;
+    }
+  });
+}
+
+namespace detail {
+
+/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
+  constexpr Index rows = 16;
+  std::array<float, rows> least, most;
+  std::array<std::int32_t, rows> nan{};
+  least.fill(min);
+  most.fill(max);
+  const auto take = [&](Index row, float number) {
+    const auto at = static_cast<std::size_t>(row);
+    nan[at] |= number != number;
+    least[at] = number < least[at] ? number : least[at];
+    most[at] = number > most[at] ? number : most[at];
+  };
+  Index i = 0;
+  for (; i + rows <= count; i += rows)
+    for (Index row = 0; row < rows; ++row) take(row, x[i + row]);
+  for (; i < count; ++i) take(0, x[i]);
+  min = *std::min_element(least.begin(), least.end());
+  max = *std::max_element(most.begin(), most.end());
+  strange = strange || std::any_of(nan.begin(), nan.end(), [](std::int32_t any) { return any != 0; });
+}
+
+}  // namespace detail
+
+/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
+/// infinity, which no finite numbers do.
+inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (Index channel = 0; channel < shape.channels; ++channel) {
+    float least = infinity, most = -infinity;
+    bool strange = false;
+    for (Index sample = 0; sample < shape.batch; ++sample)
+      detail::widen(x + (sample * shape.channels + channel) * shape.inner, shape.inner, least, most, strange);
+    min[channel] = strange ? -infinity : least;
+    max[channel] = strange ? infinity : most;
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+
+namespace chorus::nn::quantization {
+
+/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+struct IntegerProduct {
+  kernels::ChannelShape shape;
+  std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
+  float x_scale = 1;
+  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<char> nothing;
+
+  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  void rounded(const quantized::Levels& levels, bool relu, float* y) const;
+
+ private:
+  std::int32_t sum(Index i) const { return sums[static_cast<std::size_t>(i)]; }
+  template <class F>
+  void for_rows(const F& f) const {
+    parallel_for(
+        shape.batch * shape.channels,
+        [&](Index row) { f(static_cast<std::size_t>(row % shape.channels), row * shape.inner); },
+        shape.numel() > 32768);
+  }
+};
+
+namespace detail {
+
+/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+struct ExactParts {
+  float base = 256;
+  std::vector<std::vector<float>> parts;
+
+  ExactParts(const std::vector<float>& w, Index outputs, float reach);
+
+ private:
+  bool split(const std::vector<float>& w, Index outputs, float reach);
+};
+
+}  // namespace detail
+
+/// A layer's weight, times which numbers on the levels `in` are taken.
+struct IntegerFactors {
+  quantized::Levels in;
+  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  Index outputs = 0;
+};
+
+/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
+/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
+/// such a layer has no integer form.
+std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/integer_product_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+/// How a product of numbers on their levels is taken in integers.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE void IntegerProduct::rounded(const quantized::Levels& levels, bool relu, float* y) const {
+  std::vector<quantized::Requantizer> to;
+  for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
+  for_rows([&](std::size_t channel, Index first) {
+    for (Index i = first; i < first + shape.inner; ++i)
+      y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
+  });
+}
+
+}  // namespace chorus::nn::quantization
+
+namespace chorus::nn::quantization::detail {
+
+CHORUS_INLINE ExactParts::ExactParts(const std::vector<float>& w, Index outputs, float reach) {
+  for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
+}
+
+CHORUS_INLINE bool ExactParts::split(const std::vector<float>& w, Index outputs, float reach) {
+  parts.clear();
+  const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
+  auto rest = w;
+  while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
+    auto& part = parts.emplace_back(w.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const float above = std::nearbyint(rest[i] / base);
+      part[i] = rest[i] - base * above;
+      rest[i] = above;
+      sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
+      if (sum * reach > 1 << 24) return parts.clear(), false;
+    }
+  }
+  return true;
+}
+
+}  // namespace chorus::nn::quantization::detail
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product) {
+  const chorus::detail::Unobserved unobserved;
+  const chorus::detail::Replaced<bool> exact(kernels::exact_sums, true);
+  const auto& weights = factors.weights;
+  std::vector<float> w(static_cast<std::size_t>(weight.numel()));
+  const Index scales = static_cast<Index>(weights.size());
+  kernels::quantization_steps(Cpu{}, {1, scales, weight.numel() / scales}, weight.data(), weights, w.data());
+  const auto& in = factors.in;
+  const int reach = std::max(in.integers.most - in.zero_point, in.zero_point - in.integers.least);
+  const detail::ExactParts exact_parts(w, factors.outputs, static_cast<float>(reach));
+  if (exact_parts.parts.empty()) return nullptr;
+
+  const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
+  kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
+  const auto out = std::make_shared<IntegerProduct>();
+  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  for (const auto& part : exact_parts.parts) {
+    const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
+    out->sums.resize(static_cast<std::size_t>(y.numel()));
+    for (Index i = 0; i < y.numel(); ++i) {
+      auto& sum = out->sums[static_cast<std::size_t>(i)];
+      const auto more = static_cast<std::uint32_t>(static_cast<std::int32_t>(y.data()[i]));
+      sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + factor * more);
+    }
+    factor *= static_cast<std::uint32_t>(exact_parts.base);
+  }
+  out->x_scale = in.scale;
+  const auto outputs = static_cast<std::size_t>(factors.outputs);
+  for (std::size_t o = 0; o < outputs; ++o) out->weight_scale.push_back(weights[weights.size() == 1 ? 0 : o].scale);
+  out->bias.assign(outputs, 0);
+  out->nothing.assign(outputs, 0);
+  return out;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+
+// <chorus/quantization/layer_ranges.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+/// What is known of each layer with weights while its model computes with fake quantisation.
+
+// <chorus/quantization/activation_site.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+/// One quantiser of activations: the range of a value of the model, of the global batch.
+
+// <chorus/quantization/observer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+/// Observers: the range of the numbers seen so far (Jacob et al. 2018, section 3.1).
+
+namespace chorus::nn::quantization {
+
+/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+struct Range {
+  float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
+
+  bool empty() const { return min > max; }
+  /// Whether all numbers in it are finite; NaNs were counted as infinities (kernels::min_max).
+  bool finite() const { return std::isfinite(min) && std::isfinite(max); }
+};
+
+/// The last one seen; one of nothing changes nothing.
+struct Memoryless {
+  Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
+};
+
+/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// nothing.
+struct MovingAverage {
+  float share = 0.01f;
+
+  Range operator()(const Range& range, const Range& seen) const {
+    if (seen.empty()) return range;
+    if (range.empty()) return seen;
+    return {range.min + share * (seen.min - range.min), range.max + share * (seen.max - range.max)};
+  }
+};
+
+/// The least and largest of all.
+struct MinMax {
+  Range operator()(const Range& range, const Range& seen) const {
+    return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
+  }
+};
+
+/// A scheme's: memoryless where the share is 1.
+inline Range observed(const Range& range, const Range& seen, float share) {
+  return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+
+// <chorus/quantization/scheme.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
+/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
+/// averaging = 0.001; };`
+
+namespace chorus {
+
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
+/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+struct Int8 {
+  static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
+  static constexpr bool symmetric_activations = false, per_channel = true;
+  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  static constexpr double averaging = 0.01;
+  /// The same for weights.
+  static constexpr double weight_averaging = 1;
+};
+/// One scale for all of a layer's weights.
+struct Int8PerTensor : Int8 {
+  static constexpr bool per_channel = false;
+};
+/// Activations symmetric about the integer 128.
+struct Int8Symmetric : Int8 {
+  static constexpr bool symmetric_activations = true;
+};
+/// Weights of 4 bits, in [-7, 7].
+struct Int8Weights4 : Int8 {
+  static constexpr quantized::Integers weights{-7, 7};
+};
+
+namespace nn::quantization {
+
+/// A scheme as numbers.
+struct Scheme {
+  quantized::Integers activations, weights;
+  bool symmetric_activations = false, per_channel = true;
+  float averaging = 0, weight_averaging = 1;
+
+  quantized::Levels activation_levels(float min, float max) const {
+    return symmetric_activations ? quantized::symmetric_levels(min, max, activations)
+                                 : quantized::affine_levels(min, max, activations);
+  }
+  quantized::Levels weight_levels(float min, float max) const {
+    return quantized::symmetric_levels(min, max, weights);
+  }
+};
+
+template <class S>
+constexpr Scheme scheme_of() {
+  static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
+                "a scheme's averaging is in (0, 1]");
+  static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
+                "a scheme's activations are integers in [0, most], most at most 255");
+  static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
+                "a scheme's weights are integers in [-128, 127], of both signs");
+  return {S::activations,
+          S::weights,
+          S::symmetric_activations,
+          S::per_channel,
+          static_cast<float>(S::averaging),
+          static_cast<float>(S::weight_averaging)};
+}
+
+}  // namespace nn::quantization
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+
+namespace chorus::nn::quantization {
+
+class ActivationSite {
+ public:
+  /// `name`: the layer's path and what of it: `conv1.output`.
+  explicit ActivationSite(std::string name);
+
+  const std::string& name() const { return name_; }
+  Range range() const;
+  void set_range(const Range& range) const;
+
+  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
+  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
+  /// infinity. Returns whether the batch had any numbers.
+  bool observe(const float* numbers, Index count, float share) const;
+
+  /// Throws UsageError where no range is known.
+  quantized::Levels levels(const Scheme& scheme) const;
+
+  void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
+
+ private:
+  std::string name_;
+  Buffer<float, 1, Cpu> range_;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/activation_site_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+/// How the range of what goes into a layer, or out of it, is followed.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE ActivationSite::ActivationSite(std::string name) : name_(std::move(name)) {
+  range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
+  set_range({});
+}
+
+CHORUS_INLINE Range ActivationSite::range() const {
+  const float* const ends = value_of(range_).data();
+  return {ends[0], ends[1]};
+}
+
+CHORUS_INLINE void ActivationSite::set_range(const Range& range) const {
+  float* const ends = value_of(range_).data();
+  ends[0] = range.min;
+  ends[1] = range.max;
+  range_.on<Cpu>().touch();
+}
+
+CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, float share) const {
+  Range seen;
+  kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
+  if (const auto group = batch_group()) {
+    double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
+    group->max(ends);
+    seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
+  }
+  check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
+                        "': a NaN or an infinity came, which no integer stands for");
+  if (seen.empty()) return false;
+  set_range(observed(range(), seen, share));
+  return true;
+}
+
+CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) const {
+  const Range known = range();
+  check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
+                    "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                    "has one");
+  return scheme.activation_levels(known.min, known.max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+
+namespace chorus::nn::quantization {
+
+/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
+/// operands of attention's first projections and products.
+enum class LayerKind { weighted, table, attention };
+
+/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
+/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
+/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
+/// it is that of the last layer whose result it takes.
+struct LayerRanges {
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind);
+
+  /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
+  void observe_weights(const float* weights, Index count, float share) const;
+  /// By output channel, or one for all. Throws UsageError where no range is known.
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
+  void visit(Visitor& visitor);
+
+  std::string name, weight_name, min_name, max_name;
+  ActivationSite input, output, sum, concatenation;
+  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
+  Buffer<float, 1, Cpu> weight_min, weight_max;
+
+ private:
+  LayerKind kind_;
+};
+
+/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+struct LayerPlace {
+  const LayerRanges* ranges = nullptr;
+  Module* norm = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
+  std::string norm_name;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/layer_ranges_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+/// How the range of a layer's weights is followed, and where its numbers are kept.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE LayerRanges::LayerRanges(const std::string& layer, Index channels, LayerKind kind)
+    : name(layer),
+      weight_name(cat(layer, ".weight")),
+      input(cat(layer, ".input")),
+      output(cat(layer, ".output")),
+      sum(cat(layer, ".sum")),
+      concatenation(cat(layer, ".concatenation")),
+      kind_(kind) {
+  if (kind == LayerKind::attention)
+    for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
+  weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
+  weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
+  min_name = cat(layer, ".weight_min");
+  max_name = cat(layer, ".weight_max");
+}
+
+CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index count, float share) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  const Index channels = min.numel();
+  for (Index i = 0; i < channels; ++i) {
+    Range seen;
+    kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
+    check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
+                          "' has a NaN or an infinity, which no integer stands for");
+    const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
+    min.data()[i] = now.min;
+    max.data()[i] = now.max;
+  }
+  weight_min.on<Cpu>().touch();
+  weight_max.on<Cpu>().touch();
+}
+
+CHORUS_INLINE std::vector<quantized::Levels> LayerRanges::weight_levels(const Scheme& scheme) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  std::vector<quantized::Levels> out;
+  for (Index i = 0; i < min.numel(); ++i) {
+    check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
+                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                      "has one");
+    out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
+  }
+  return out;
+}
+
+CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
+  if (kind_ == LayerKind::weighted)
+    for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
+  if (kind_ == LayerKind::attention) input.visit(visitor);
+  for (auto& site : attention) site.visit(visitor);
+  visitor.buffer(min_name, weight_min);
+  visitor.buffer(max_name, weight_max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+
+// <chorus/quantization/ops/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+
+namespace chorus {
+
+// What the tape, and who watches operations, remember of this one.
+namespace operations {
+struct FakeQuantize {
+  static constexpr const char* name = "fake_quantize";
+  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  int axis = -1;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+template <std::size_t Rank>
+kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
+  kernels::ChannelShape out;
+  for (int i = 0; i < static_cast<int>(Rank); ++i) {
+    const Index size = shape[static_cast<std::size_t>(i)];
+    (i < axis ? out.batch : i == axis ? out.channels : out.inner) *= size;
+  }
+  return out;
+}
+
+/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+template <Operand X>
+detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
+                                         const std::string& what) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
+                "fake_quantize: it is for float tensors on the CPU");
+  if constexpr (is_graph_variable<X>) {
+    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+  } else {
+    const auto input = contiguous(value_of(x));
+    const auto shape = channels_along(input.shape(), axis);
+    auto out = tensor_of<X>::empty(input.shape(), input.device());
+    check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
+                          ": a NaN came, which no integer stands for");
+    operations::FakeQuantize operation{levels, axis};
+    return record(
+        std::move(operation), std::move(out),
+        [input = Saved(input), shape, levels = std::move(levels)](const auto& dy, auto dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::fake_quantize_backward(Cpu{}, shape, input.read("fake_quantize").data(), levels, dy.data(),
+                                          grad.data(), accumulate);
+        },
+        x);
+  }
+}
+
+/// Throws UsageError unless these are levels of at most 8 bits or 16.
+inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
+                                        std::int64_t most) {
+  constexpr std::int64_t limit = 1 << 16;
+  check<UsageError>(least < most && least >= -limit && most <= limit, name, ": expected integers in [", -limit, ", ",
+                    limit, "], the least below the most, got [", least, ", ", most, "]");
+  check<UsageError>(std::isfinite(scale) && scale > 0, name, ": expected a positive scale, got ", scale);
+  check<UsageError>(zero_point >= least && zero_point <= most, name, ": expected a zero point in [", least, ", ", most,
+                    "], got ", zero_point);
+  return {scale, static_cast<std::int32_t>(zero_point),
+          {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
+}
+
+template <std::size_t Rank>
+std::vector<quantized::Levels> levels_along(const char* name, const std::array<Index, Rank>& shape,
+                                            const Tensor<float, 1, Cpu>& scales,
+                                            const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                            std::int64_t least, std::int64_t most) {
+  check<UsageError>(axis >= 0 && axis < static_cast<int>(Rank), name, ": axis ", axis, " is not in [0, ", Rank, ")");
+  const Index channels = shape[static_cast<std::size_t>(axis)];
+  check<ShapeError>(scales.numel() == channels && zero_points.numel() == channels, name, ": expected ", channels,
+                    " scales and zero points for an input of shape ", shape, " along axis ", axis, ", got ",
+                    scales.numel(), " and ", zero_points.numel());
+  const auto all_scales = contiguous(scales).to_vector();
+  const auto all_zeros = contiguous(zero_points).to_vector();
+  std::vector<quantized::Levels> out;
+  for (std::size_t i = 0; i < all_scales.size(); ++i)
+    out.push_back(checked_levels(name, all_scales[i], all_zeros[i], least, most));
+  return out;
+}
+
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& x,
+                              const std::vector<quantized::Levels>& levels, int axis) {
+  using Limits = std::numeric_limits<Q>;
+  const auto fits = [](std::int32_t integer) {
+    return static_cast<std::int64_t>(integer) >= static_cast<std::int64_t>(Limits::min()) &&
+           static_cast<std::int64_t>(integer) <= static_cast<std::int64_t>(Limits::max());
+  };
+  const auto& ends = levels.front().integers;
+  check<UsageError>(fits(ends.least) && fits(ends.most), name, ": integers in [", ends.least, ", ", ends.most,
+                    "] don't fit ", dtype<Q>);
+  const auto input = contiguous(x);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const float number = input.data()[i];
+    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = static_cast<Q>(levels[channel].level(number));
+  }
+  return out;
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::vector<quantized::Levels>& levels,
+                                    int axis) {
+  const auto input = contiguous(q);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = levels[channel].number(static_cast<std::int32_t>(input.data()[i]));
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
+/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
+/// zero point or integers make no sense, NonFiniteError for a NaN.
+template <Operand X>
+auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
+  return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
+                               "fake_quantize");
+}
+
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
+/// are not as many.
+template <Operand X>
+auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
+                               const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
+                               std::int64_t most) {
+  constexpr const char* name = "fake_quantize_per_channel";
+  return detail::fake_quantize(
+      x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
+}
+
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
+/// Q does not hold the integers.
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
+                                         std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_tensor";
+  return detail::quantize<Q>(name, x, {detail::checked_levels(name, scale, zero_point, least, most)}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_channel(const Tensor<float, Rank, Cpu>& x, const Tensor<float, 1, Cpu>& scales,
+                                          const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                          std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_channel";
+  return detail::quantize<Q>(name, x, detail::levels_along(name, x.shape(), scales, zero_points, axis, least, most),
+                             axis);
+}
+
+/// (q - zero_point) scale.
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_tensor(const Tensor<Q, Rank, Cpu>& q, float scale, std::int64_t zero_point) {
+  return detail::dequantize(q, {{scale, static_cast<std::int32_t>(zero_point), {}}}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_channel(const Tensor<Q, Rank, Cpu>& q, const Tensor<float, 1, Cpu>& scales,
+                                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis) {
+  constexpr std::int64_t all = 1 << 16;
+  return detail::dequantize(
+      q, detail::levels_along("dequantize_per_channel", q.shape(), scales, zero_points, axis, -all, all), axis);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+
+namespace chorus::nn::quantization {
+
+/// One forward pass.
+class Pass final : public Interceptor {
+ public:
+  using Layers = std::unordered_map<const void*, LayerPlace>;
+  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
+  /// those of an integer model.
+  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
+      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
+
+  const void* find(const void* layer) const override;
+  void refuse_numbers(const void* part) const override;
+  void layer(const void* part, const LayerCall& call, void* result) override;
+  Variable<float, 2, Cpu> table(const void* part, const Variable<float, 2, Cpu>& weight, Index rows) override;
+  const void* begin_attention(const void* part) override {
+    return std::exchange(attending_, static_cast<const LayerPlace*>(part));
+  }
+  Variable<float, 2, Cpu> attention_weight(const void* part, const Variable<float, 2, Cpu>& weight,
+                                           bool any) override {
+    return this->weight(of(part), weight, any);
+  }
+  void attention_input(const void* part, const FloatVariable& x, void* result) override;
+  void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
+  bool takes_attention_weights() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override;
+  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
+  void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
+    output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
+  }
+  void norm_adds(const void* part, const Storage<Cpu>& sum) override;
+  bool take(const FloatVariable& x, void* result) override;
+  void derived(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
+    follow(from, result, false, exact);
+  }
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
+  void joined(const Storage<Cpu>& result) override;
+  bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
+  void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
+
+  /// What goes into a layer.
+  template <int Rank>
+  Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    if (values_.contains(key(value_of(x).storage()))) return rounded(x);
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
+    auto out = rounded(x);
+    values_.erase(key(storage));  // what else takes it rounds it by itself
+    inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
+    return out;
+  }
+  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  template <int Rank>
+  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
+    const auto& numbers = value_of(w);
+    if (observes_ && saw_numbers_)  // an empty batch changes nothing
+      place.ranges->observe_weights(numbers.data(), numbers.numel(), scheme_.weight_averaging);
+    if (!rounds_ || !any) return w;
+    return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
+                                         place.ranges->weight_name);
+  }
+  /// What goes into attention's projections: the same tensor into several is seen once.
+  template <int Rank>
+  Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    if (values_.contains(key(storage))) return rounded(x);
+    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
+    return at_site(place.ranges->input, x, !is_new);
+  }
+  /// x as integers stand for it that are those of a site.
+  template <int Rank>
+  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
+                                     bool observed = false) {
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
+    auto out = rounded(x);
+    values_.erase(key(storage));
+    return out;
+  }
+  /// x, rounded where it is a layer's result that is not yet.
+  template <int Rank>
+  Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    const auto input = contiguous(value_of(x));
+    const auto* const site = site_of(storage, input.data(), input.numel());
+    if (site == nullptr) return x;
+    auto out = chorus::detail::fake_quantize(x, {site->levels(scheme_)}, -1, site->name());
+    const bool same_order = value_of(x).is_contiguous();
+    was_rounded(storage, value_of(out).storage(),
+                {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
+    return out;
+  }
+  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
+  /// followed by a `relu` or not.
+  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
+  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
+
+ private:
+  static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
+  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
+  /// where they stand in another order than those of `from`.
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
+  /// In evaluation, of a value that was rounded: its levels.
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
+
+  struct Value {
+    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    const ActivationSite* site;
+    const Module* awaits = nullptr;     // the batch norm that has to come next
+    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
+    std::size_t call = 0;               // that layer's place in the pass
+    bool rounded = false, observed = false;
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    bool relu = false;
+  };
+  /// What a layer has taken that is no layer's result, and rounded as that.
+  struct Input {
+    Storage<Cpu> storage;
+    Index count;
+    const ActivationSite* site;
+  };
+  struct JointSite {
+    const ActivationSite* site = nullptr;
+    const LayerPlace* place = nullptr;
+    std::size_t call = 0;
+  };
+  static const ActivationSite& joint_of(Joint how, const Value& value);
+  const ActivationSite* as_input(const JointOperand& x) const;
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result);
+  static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
+  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact);
+
+  const Scheme& scheme_;
+  const Layers& layers_;
+  const bool observes_, rounds_, evaluates_;
+  bool saw_numbers_ = false;
+  std::shared_ptr<const IntegerProduct> taken_product_;
+  std::unordered_map<const void*, Value> values_;
+  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_set<const ActivationSite*> taken_joints_;
+  JointSite joint_;
+  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::size_t calls_ = 0;
+  const LayerPlace* attending_ = nullptr;
+  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/pass_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+/// How a pass finds out where what a layer takes comes from.
+
+// <chorus/quantization/layer_output.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+
+// <chorus/quantization/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
+/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
+/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+
+namespace chorus::nn::quantization {
+
+/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
+
+/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+struct FoldFactors {
+  std::vector<float> factor, slope;
+  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
+
+  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
+    for (Index i = 0; i < running_var.numel(); ++i) {
+      const float var = running_var.data()[i];
+      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
+      slope.push_back(1.0f / std::sqrt(var + eps));
+      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
+      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
+      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
+    }
+  }
+};
+
+/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
+/// numbers; null: 0, gamma 1.
+inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
+                                        const float* running_mean, const float* running_var, float eps) {
+  std::vector<float> out;
+  for (Index i = 0; i < channels; ++i) {
+    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
+    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
+                                         beta == nullptr ? 0.0f : beta[i]));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+template <int Rank>
+Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
+                                         const FoldFactors& factors, int axis, bool divided) {
+  const auto input = contiguous(value_of(x));
+  const auto shape = chorus::detail::channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  const auto for_rows = [shape](const auto& f) {
+    parallel_for(
+        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
+        shape.numel() > 32768);
+  };
+  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
+  for_rows([&](Index first, Index channel) {
+    const float factor = factors.factor[static_cast<std::size_t>(channel)];
+    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
+  });
+  return record(
+      "fold_batch_norm", std::move(out),
+      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
+                                                                                          auto dgamma) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
+            const float factor = factors.factor[static_cast<std::size_t>(channel)];
+            for (Index i = first; i < first + shape.inner; ++i)
+              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
+          });
+        }
+        if (dgamma) {
+          const float* const numbers = input.read("fold_batch_norm").data();
+          const auto [grad, accumulate] = dgamma->target();
+          for (Index channel = 0; channel < shape.channels; ++channel) {
+            double sum = 0;
+            for (Index sample = 0; sample < shape.batch; ++sample) {
+              const Index first = (sample * shape.channels + channel) * shape.inner;
+              for (Index i = first; i < first + shape.inner; ++i)
+                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
+            }
+            const auto at = static_cast<std::size_t>(channel);
+            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
+            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
+            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
+          }
+        }
+      },
+      x, gamma);
+}
+
+}  // namespace detail
+
+/// weight: [out, ...], times the fold factor of each output channel.
+template <int Rank>
+auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(weight, gamma, factors, 0, false);
+}
+/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+template <int Rank>
+auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(y, gamma, factors, 1, true);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+
+namespace chorus::nn::quantization {
+
+/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+template <int XRank, int WRank>
+using LayerFunction = std::function<Variable<float, XRank, Cpu>(
+    const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
+
+/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+template <int XRank, int WRank>
+std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
+                                                  const Variable<float, XRank, Cpu>& x,
+                                                  const Variable<float, WRank, Cpu>& w,
+                                                  const LayerFunction<XRank, WRank>& product) {
+  // Of these layers there are integer forms.
+  if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
+    const auto& input = value_of(x);
+    const auto& weight = value_of(w);
+    const auto factors = pass.factors(place, input.storage(), weight.size(0));
+    if (!factors || (place.norm != nullptr && place.norm->training())) return nullptr;
+    const auto flat = [](const auto& numbers) { return contiguous(numbers).view(Shape<1>{numbers.numel()}); };
+    Shape<XRank> shape{};
+    auto out = integer_product(*factors, flat(input), flat(weight), [&](const auto& steps, const auto& part) {
+      const Variable<float, XRank, Cpu> xs(steps.view(input.shape()));
+      const Variable<float, WRank, Cpu> ws(part.view(weight.shape()));
+      const auto y = contiguous(value_of(product(xs, ws, Variable<float, 1, Cpu>())));
+      shape = y.shape();
+      return y.view(Shape<1>{y.numel()});
+    });
+    if (out != nullptr) out->shape = chorus::detail::channels_along(shape, 1);
+    return out;
+  } else {
+    return nullptr;
+  }
+}
+
+/// What a layer makes of x by `f(x, weight, bias)`.
+template <int XRank, int WRank>
+Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
+                                         const Variable<float, WRank, Cpu>& weight,
+                                         const Variable<float, 1, Cpu>& bias, const LayerFunction<XRank, WRank>& f) {
+  const auto input = pass.input(place, x);
+  const bool any = value_of(x).numel() > 0;
+  if (place.foldable == nullptr || !place.foldable->tracks_running_stats()) {
+    const auto w = pass.weight(place, weight, any);
+    auto product = evaluated_product(pass, place, input, w, f);
+    if (product != nullptr && value_of(bias).defined())
+      std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
+    auto y = f(input, w, bias);
+    pass.output(place, value_of(y).storage(), nullptr, std::move(product));
+    return y;
+  }
+  const auto numbers = [](const auto& tensor) { return tensor.defined() ? tensor.data() : nullptr; };
+  const auto& norm = *place.foldable;
+  const auto gamma = norm.weight.as_variable();
+  const auto &mean = value_of(norm.running_mean), &var = value_of(norm.running_var);
+  const auto eps = static_cast<float>(norm.eps());
+  const FoldFactors factors(value_of(gamma), var, eps);
+  const auto w = pass.weight(place, fold(weight, gamma, factors), any);
+  auto product = evaluated_product(pass, place, input, w, f);
+  if (product != nullptr) {
+    product->bias = folded_biases(product->shape.channels, numbers(value_of(bias)), numbers(value_of(gamma)),
+                                  norm.weight ? value_of(norm.bias).data() : nullptr, mean.data(), var.data(), eps);
+    product->nothing = factors.nothing;
+  }
+  auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), gamma, factors);
+  if (value_of(bias).defined()) {
+    auto shape = value_of(y).shape();
+    shape.fill(1);
+    shape[1] = value_of(bias).numel();
+    y = y + reshape(bias, shape);
+  }
+  pass.output(place, value_of(y).storage(), place.norm, std::move(product));
+  return y;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+
+namespace chorus::nn::quantization {
+
+namespace detail {
+/// Calls `f(rank)` with one of these ranks, as a constant.
+template <int... Ranks, class F>
+void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
+  const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
+  check<UsageError>(known, "QuantizationAware: a layer's numbers have ", rank, " axes, more than it knows");
+}
+inline constexpr std::make_integer_sequence<int, 9> any_rank{};
+}  // namespace detail
+
+CHORUS_INLINE const void* Pass::find(const void* layer) const {
+  const auto found = layers_.find(layer);
+  return found == layers_.end() ? nullptr : &found->second;
+}
+
+CHORUS_INLINE void Pass::refuse_numbers(const void* part) const {
+  fail<UsageError>("QuantizationAware: '", of(part).ranges->name,
+                   "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                   "no MixedPrecision");
+}
+
+CHORUS_INLINE void Pass::layer(const void* part, const LayerCall& call, void* result) {
+  const auto give = [&](auto x_rank, auto weight_rank) {
+    using X = Variable<float, decltype(x_rank)::value, Cpu>;
+    using W = Variable<float, decltype(weight_rank)::value, Cpu>;
+    const LayerFunction<decltype(x_rank)::value, decltype(weight_rank)::value> f =
+        [&](const X& x, const W& weight, const Variable<float, 1, Cpu>& bias) {
+          X y;
+          call.apply(call.f, x, weight, bias, &y);
+          return y;
+        };
+    *static_cast<X*>(result) =
+        layer_output(*this, of(part), call.x.as<X::rank>(), call.weight.as<W::rank>(), call.bias, f);
+  };
+  if (call.weight.rank == 2)
+    detail::with_rank(call.x.rank, std::integer_sequence<int, 1, 2, 3, 4, 5, 6>(),
+                      [&](auto rank) { give(rank, std::integral_constant<int, 2>()); });
+  else
+    detail::with_rank(call.x.rank, std::integer_sequence<int, 3, 4, 5>(), [&](auto rank) { give(rank, rank); });
+}
+
+CHORUS_INLINE Variable<float, 2, Cpu> Pass::table(const void* part, const Variable<float, 2, Cpu>& w, Index rows) {
+  if (observes_ && !saw_numbers_) {  // all members of the batch's group come here
+    double any[] = {rows > 0 ? 1.0 : 0.0};
+    if (const auto group = batch_group()) group->max(any);
+    saw_numbers_ = any[0] > 0;
+  }
+  return weight(of(part), w, rows > 0);
+}
+
+CHORUS_INLINE void Pass::attention_input(const void* part, const FloatVariable& x, void* result) {
+  *static_cast<Variable<float, 3, Cpu>*>(result) = projected(of(part), x.as<3>());
+}
+CHORUS_INLINE void Pass::attention_operand(const void* part, std::size_t number, const FloatVariable& y,
+                                           void* result) {
+  *static_cast<Variable<float, 4, Cpu>*>(result) = at_site(of(part).ranges->attention[number], y.as<4>());
+}
+
+CHORUS_INLINE bool Pass::take(const FloatVariable& x, void* result) {
+  detail::with_rank(x.rank, detail::any_rank, [&](auto rank) {
+    using X = Variable<float, decltype(rank)::value, Cpu>;
+    *static_cast<X*>(result) = rounded(x.as<X::rank>());
+  });
+  return true;
+}
+
+CHORUS_INLINE void Pass::attends_by(const Storage<Cpu>& weights) {
+  values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
+}
+
+CHORUS_INLINE void Pass::output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+                                std::shared_ptr<const IntegerProduct> product, bool relu) {
+  values_.insert_or_assign(key(storage), Value{.storage = storage,
+                                               .site = &place.ranges->output,
+                                               .awaits = awaits,
+                                               .place = &place,
+                                               .call = ++calls_,
+                                               .product = std::move(product),
+                                               .relu = relu});
+}
+
+CHORUS_INLINE std::optional<IntegerFactors> Pass::factors(const LayerPlace& place, const Storage<Cpu>& x,
+                                                          Index outputs) {
+  const auto in = evaluated_levels(x);
+  if (!in) return std::nullopt;
+  return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
+}
+
+CHORUS_INLINE void Pass::norm_adds(const void* part, const Storage<Cpu>& storage) {
+  const LayerPlace& place = of(part);
+  taken_joints_.insert(&place.ranges->sum);
+  keep_joint(place.ranges->sum, place, calls_, storage);
+}
+
+CHORUS_INLINE void Pass::norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) {
+  const LayerPlace& place = of(part);
+  const auto found = values_.find(key(x));
+  check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
+                    "' is listed after '", place.ranges->name,
+                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
+                    "take the results of, and others elsewhere");
+  taken_product_ = found->second.product;
+}
+
+CHORUS_INLINE const ActivationSite* Pass::site_of(const Storage<Cpu>& storage, const float* numbers, Index count) {
+  const auto found = values_.find(key(storage));
+  if (found == values_.end()) return nullptr;
+  Value& value = found->second;
+  if (value.awaits != nullptr)
+    fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
+                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
+                     "layers that they take the results of, and others elsewhere");
+  if (value.rounded) return nullptr;
+  if (observes_ && !value.observed)
+    saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
+  value.observed = true;
+  return rounds_ && count > 0 ? value.site : nullptr;
+}
+
+CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) {
+  const auto found = values_.find(key(from));
+  if (found != values_.end() && found->second.product != nullptr) {
+    const Value& value = found->second;
+    if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
+      value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
+  }
+  follow(from, result, true, true);
+}
+
+CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
+  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  const Value* last = nullptr;
+  bool is_free = false;
+  for (const auto& x : operands) {
+    const auto found = values_.find(key(x.storage));
+    if (found == values_.end() || found->second.place == nullptr) continue;
+    const Value& value = found->second;
+    const bool free = !taken_joints_.contains(&joint_of(how, value));
+    if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
+      last = &value;
+      is_free = free;
+    }
+  }
+  if (last == nullptr) return false;
+  for (const auto& x : operands)
+    if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
+  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
+                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
+                    "without checkpoints");
+  joint_ = {&joint_of(how, *last), last->place, last->call};
+  taken_joints_.insert(joint_.site);
+  for (const auto& x : operands)
+    if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
+      values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
+      lent_.push_back(key(x.storage));
+    }
+  return true;
+}
+
+CHORUS_INLINE void Pass::joined(const Storage<Cpu>& result) {
+  for (const auto* const input : lent_) values_.erase(input);
+  lent_.clear();
+  keep_joint(*joint_.site, *joint_.place, joint_.call, result);
+}
+
+CHORUS_INLINE std::optional<quantized::Levels> Pass::evaluated_levels(const Storage<Cpu>& storage) {
+  const auto found = values_.find(key(storage));
+  if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
+  return found->second.site->levels(scheme_);
+}
+
+CHORUS_INLINE bool Pass::integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) {
+  const auto levels = evaluated_levels(x);
+  if (levels) kernels::quantization_steps(Cpu{}, {1, 1, numel}, numbers, std::span(&*levels, 1), integers);
+  return levels.has_value();
+}
+CHORUS_INLINE void Pass::means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count,
+                                           float* means) {
+  const float scale = evaluated_levels(x)->scale;
+  for (Index i = 0; i < numel; ++i)
+    means[i] = quantized::mean_of_steps(static_cast<std::int32_t>(std::nearbyint(sums[i])), scale, count);
+}
+
+CHORUS_INLINE const ActivationSite& Pass::joint_of(Joint how, const Value& value) {
+  const auto& ranges = *value.place->ranges;
+  return how == Joint::sum ? ranges.sum : ranges.concatenation;
+}
+
+CHORUS_INLINE const ActivationSite* Pass::as_input(const JointOperand& x) const {
+  const auto found = inputs_.find(x.numbers);
+  return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
+}
+
+CHORUS_INLINE void Pass::keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call,
+                                    const Storage<Cpu>& result) {
+  values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
+}
+
+CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
+  const auto found = values_.find(key(from));
+  if (found == values_.end() || key(from) == key(result)) return;
+  Value value = found->second;
+  value.storage = result;
+  value.rounded = rounded || (exact && value.rounded);
+  value.observed = value.observed || !exact;
+  if (value.rounded || !exact) value.product = nullptr;
+  value.relu = true;  // no other function is exact, and takes what is not rounded
+  values_.insert_or_assign(key(result), value);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+
+namespace chorus::nn::quantization {
+
+/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
+/// and running statistics: those are folded.
+struct FoundLayer {
+  std::string name, norm_name;
+  Module* layer = nullptr;
+  Module* norm = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
+  Index channels = 0;
+  LayerKind kind = LayerKind::weighted;
+};
+
+namespace detail {
+template <template <class, class> class... Layers>
+bool is_one(const Module& module) {
+  return ((dynamic_cast<const Layers<Cpu, float>*>(&module) != nullptr ||
+           dynamic_cast<const Layers<Cpu, double>*>(&module) != nullptr) ||
+          ...);
+}
+}  // namespace detail
+
+/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
+/// UsageError for weights that are not float.
+inline std::vector<FoundLayer> find_layers(Module& model) {
+  struct Find final : nn::detail::Walker {
+    std::vector<FoundLayer> found;
+    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    std::string listed_in;
+
+    void enter(Module& module) override {
+      std::string name = prefix();
+      if (!name.empty()) name.pop_back();
+      const auto dot = name.rfind('.');
+      const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot);
+      const auto* const last = std::exchange(before, &module);
+      const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
+                              found.back().layer == last;
+      if (const auto* const norm = dynamic_cast<const BatchNorm<Cpu, float>*>(&module);
+          norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
+          norm->channels() == found.back().channels && norm->tracks_running_stats()) {
+        found.back().norm = &module;
+        found.back().foldable = norm;
+        found.back().norm_name = name;
+      } else if (const auto kind = kind_of(module)) {
+        for (const auto& known : found)
+          if (known.layer == &module) return;
+        if (name.empty()) name = "model";
+        const Index channels = output_channels(module, name, *kind);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels, *kind});
+      }
+    }
+    static std::optional<LayerKind> kind_of(const Module& module) {
+      if (detail::is_one<Linear, Conv1d, Conv2d, Conv3d>(module)) return LayerKind::weighted;
+      if (detail::is_one<Embedding>(module)) return LayerKind::table;
+      if (detail::is_one<MultiheadAttention>(module)) return LayerKind::attention;
+      return std::nullopt;
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {
+      struct Weight final : Visitor {
+        const ParameterOn<Cpu>* found = nullptr;
+        std::string_view wanted = "weight";
+        void module(std::string_view, Module&) override {}
+        void parameter(std::string_view name, AnyParameter& handle) override {
+          if (name == wanted) found = &handle.on<Cpu>();
+        }
+        void buffer(std::string_view, AnyBuffer&) override {}
+      } weight;
+      if (kind == LayerKind::attention) weight.wanted = "in_proj_weight";
+      layer.visit(weight);
+      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
+                        weight.found->dtype(), ": expected F32");
+      return weight.found->extents()[0];
+    }
+  } find;
+  find.inner(model);
+  find.walk(model);
+  return std::move(find.found);
+}
+
+/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+class Places {
+ public:
+  Places() = default;
+  Places(const Places&) {}
+  Places& operator=(const Places&) {
+    layers_.clear();
+    return *this;
+  }
+
+  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
+    if (!layers_.empty() || ranges.empty()) return layers_;
+    const auto found = find_layers(model);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const LayerPlace place{&ranges[i], found[i].norm, found[i].foldable, found[i].norm_name};
+      layers_.emplace(found[i].layer, place);
+      if (found[i].norm != nullptr) layers_.emplace(found[i].norm, place);
+    }
+    return layers_;
+  }
+
+ private:
+  Pass::Layers layers_;
+};
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+
+namespace chorus::nn {
+
+namespace quantization {
+
+/// How a model computes: the three switches of QuantizationAware.
+struct Phases {
+  bool observe = true, fake_quantize = true, norms_frozen = false;
+  friend bool operator==(const Phases&, const Phases&) = default;
+};
+inline void append(std::string& out, const Phases& phases) {
+  const auto text = [](bool on) { return on ? "true" : "false"; };
+  out += cat("observe(", text(phases.observe), "), fake_quantize(", text(phases.fake_quantize), "), freeze_norms(",
+             text(phases.norms_frozen), ")");
+}
+
+/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+class KeptPhases {
+ public:
+  KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
+
+  /// From now on `member` of Phases is `on`.
+  void set(bool Phases::*member, bool on) {
+    if (!called_) now_ = kept();
+    called_ = true;
+    now_.*member = on;
+    keep(now_);
+  }
+  Phases get() const { return called_ ? now_ : kept(); }
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
+  /// ways: they would wait for each other, or drift apart.
+  Phases begin_pass() {
+    const Phases own = get();
+    if (const auto group = batch_group()) {
+      const std::array<double, 3> mine{own.observe ? 1.0 : 0.0, own.fake_quantize ? 1.0 : 0.0,
+                                       own.norms_frozen ? 1.0 : 0.0};
+      std::array<double, 6> ends{};
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        ends[2 * i] = mine[i];
+        ends[2 * i + 1] = -mine[i];
+      }
+      group->max(ends);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
+                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+    }
+    called_ = false;
+    return own;
+  }
+  void visit(Visitor& visitor) { visitor.buffer("phases", buffer_); }
+
+ private:
+  Phases kept() const {
+    const auto* const on = value_of(buffer_).data();
+    return {on[0] != 0, on[1] != 0, on[2] != 0};
+  }
+  void keep(const Phases& phases) const {
+    auto* const on = value_of(buffer_).data();
+    on[0] = phases.observe;
+    on[1] = phases.fake_quantize;
+    on[2] = phases.norms_frozen;
+    buffer_.on<Cpu>().touch();
+  }
+
+  Buffer<std::int64_t, 1, Cpu> buffer_;
+  Phases now_;  // as the program has called
+  bool called_ = false;
+};
+
+/// The ranges of a model's layers and its phases, as a module: buffers `conv1.output`, `conv1.weight_min`, ...
+class Ranges : public Module {
+ public:
+  std::vector<LayerRanges> layers;
+  KeptPhases phases;
+  void visit(Visitor& visitor) override {
+    phases.visit(visitor);
+    for (auto& layer : layers) layer.visit(visitor);
+  }
+  std::string describe() const override { return "Ranges"; }
+};
+
+}  // namespace quantization
+
+/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
+/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
+///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
+///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
+///   float: recurrent layers, transposed convolutions.
+/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
+///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
+///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
+///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+///   BatchNormReLU adds is rounded, and so is the sum.
+/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
+///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
+///   `io::load(net.module(), path, {.strict = false})`.
+/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
+/// last integer. Throws NonFiniteError for NaNs.
+template <class Model, class Scheme = Int8>
+class QuantizationAware : public Module {
+ public:
+  using device_type = typename Model::device_type;
+  static_assert(std::is_same_v<device_type, Cpu>,
+                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+
+  QuantizationAware() : QuantizationAware(Model{}) {}
+  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
+      : scheme_(scheme), model_(std::move(model)) {
+    for (const auto& found : quantization::find_layers(model_))
+      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1, found.kind);
+    check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
+                      " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
+  }
+
+  /// What `Model::forward` takes and gives.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    check<UsageError>(tensor_group() == nullptr,
+                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
+    const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
+    const auto& layers = places_.of(model_, quantization_.layers);
+    if (phases.norms_frozen)
+      for (const auto& [address, place] : layers)
+        if (place.norm != nullptr) place.norm->set_own_training(false);
+    const bool observes = training() && phases.observe && !is_recomputed();
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
+    const bool quantizes = observes || phases.fake_quantize;
+    const chorus::detail::Replaced<Interceptor*> scope(chorus::detail::interceptor, quantizes ? &pass : nullptr);
+    return rounded(model_.forward(inputs...));
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return detail::watched(*this, [&] { return forward(inputs...); });
+  }
+
+  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
+  /// Whether numbers are rounded; without, the model is the float one.
+  void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
+  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  void freeze_norms(bool frozen = true) {
+    quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
+    if (frozen) return;
+    for (const auto& [address, place] : places_.of(model_, quantization_.layers))
+      if (place.norm != nullptr) place.norm->set_own_training(training());
+  }
+  quantization::Phases phases() const { return quantization_.phases.get(); }
+
+  /// The model inside.
+  Model& model() { return model_; }
+  /// What is known of each layer, in the order in which they are listed.
+  const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
+  const quantization::Scheme& scheme() const { return scheme_; }
+
+  void visit(Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+    visitor.module("quantization", quantization_);
+  }
+  std::string describe() const override { return cat("QuantizationAware(", model_.describe(), ")"); }
+
+ private:
+  template <class Y>
+  static auto rounded(const Y& y) {
+    if constexpr (Operand<Y>)
+      return chorus::detail::taken(y);
+    else
+      return y;
+  }
+  template <class... Members>
+  static auto rounded(const std::tuple<Members...>& members) {
+    return std::apply([](const auto&... y) { return std::tuple(rounded(y)...); }, members);
+  }
+
+  quantization::Scheme scheme_;
+  mutable Model model_;  // a visit hands out its layers
+  mutable quantization::Ranges quantization_;
+  mutable quantization::Places places_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
+
+// <chorus/quantization/quantized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_HPP
+/// Models of integers: what `quantized` makes of a model that was trained with fake quantisation.
+
+// <chorus/quantization/int8/conversion.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_CONVERSION_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_CONVERSION_HPP
+/// From a recorded pass with fake quantisation to integer steps: what lies between two roundings becomes one step. An
+/// operation that has no integer form is refused by its name.
+
+// <chorus/quantization/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
+/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
+/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+
+namespace chorus::nn::quantization {
+
+/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
+
+/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+struct FoldFactors {
+  std::vector<float> factor, slope;
+  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
+
+  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
+    for (Index i = 0; i < running_var.numel(); ++i) {
+      const float var = running_var.data()[i];
+      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
+      slope.push_back(1.0f / std::sqrt(var + eps));
+      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
+      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
+      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
+    }
+  }
+};
+
+/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
+/// numbers; null: 0, gamma 1.
+inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
+                                        const float* running_mean, const float* running_var, float eps) {
+  std::vector<float> out;
+  for (Index i = 0; i < channels; ++i) {
+    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
+    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
+                                         beta == nullptr ? 0.0f : beta[i]));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+template <int Rank>
+Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
+                                         const FoldFactors& factors, int axis, bool divided) {
+  const auto input = contiguous(value_of(x));
+  const auto shape = chorus::detail::channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  const auto for_rows = [shape](const auto& f) {
+    parallel_for(
+        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
+        shape.numel() > 32768);
+  };
+  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
+  for_rows([&](Index first, Index channel) {
+    const float factor = factors.factor[static_cast<std::size_t>(channel)];
+    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
+  });
+  return record(
+      "fold_batch_norm", std::move(out),
+      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
+                                                                                          auto dgamma) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
+            const float factor = factors.factor[static_cast<std::size_t>(channel)];
+            for (Index i = first; i < first + shape.inner; ++i)
+              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
+          });
+        }
+        if (dgamma) {
+          const float* const numbers = input.read("fold_batch_norm").data();
+          const auto [grad, accumulate] = dgamma->target();
+          for (Index channel = 0; channel < shape.channels; ++channel) {
+            double sum = 0;
+            for (Index sample = 0; sample < shape.batch; ++sample) {
+              const Index first = (sample * shape.channels + channel) * shape.inner;
+              for (Index i = first; i < first + shape.inner; ++i)
+                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
+            }
+            const auto at = static_cast<std::size_t>(channel);
+            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
+            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
+            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
+          }
+        }
+      },
+      x, gamma);
+}
+
+}  // namespace detail
+
+/// weight: [out, ...], times the fold factor of each output channel.
+template <int Rank>
+auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(weight, gamma, factors, 0, false);
+}
+/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+template <int Rank>
+auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(y, gamma, factors, 1, true);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+
+// <chorus/quantization/int8/program.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_PROGRAM_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_PROGRAM_HPP
+/// A quantised model: a list of integer steps that is run over batches of any size. Between its steps there are 8-bit
+/// numbers alone, channels last, in one piece of memory that they share.
+
+// <chorus/quantization/int8/step.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_STEP_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_STEP_HPP
+/// What a quantised model is made of: steps from 8-bit numbers to 8-bit numbers, as plain data.
+
+namespace chorus::nn::int8 {
+
+using kernels::int8::Levels;
+
+enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, global_avg_pool, relu, flatten, concat };
+
+inline constexpr std::array<std::string_view, 9> kind_names{
+    "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
+/// The most operands that are concatenated.
+inline constexpr std::size_t most_inputs = 1024;
+inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
+
+/// One operation. Value 0 is the program's input, value i + 1 what step i gives.
+struct Step {
+  Kind kind = Kind::relu;
+  /// The layer's path in the model ("layer1.0.conv1"), or one that says what the step does; no other step has it.
+  std::string name;
+  std::vector<Index> inputs;
+  /// What the output's integers stand for. max_pool2d and flatten keep their input's.
+  Levels levels;
+  /// conv2d, linear, add, concat: whether a ReLU follows.
+  bool relu = false;
+
+  /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
+  std::array<Index, 2> window{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
+  Index groups = 1;
+  bool ceil_mode = false, count_include_pad = true;
+
+  /// conv2d: [out, in / groups, kernel_h, kernel_w]; linear: [out, in, 1, 1].
+  std::array<Index, 4> weight_shape{};
+  std::vector<std::int8_t> weight;
+  /// Of each output: what its weights' integers are multiplied with, and the bias, which may be absent.
+  std::vector<float> weight_scale, bias;
+
+  bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
+  bool may_have_relu() const { return has_weight() || kind == Kind::add || kind == Kind::concat; }
+  bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
+};
+
+/// Throws `Error` unless 8-bit numbers can stand for something in that way.
+template <class Error>
+void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
+  check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
+                   levels.integers.most <= 255 && levels.zero_point >= levels.integers.least &&
+                   levels.zero_point <= levels.integers.most,
+               who, ": '", name, "' has a scale of ", levels.scale, ", a zero point of ", levels.zero_point,
+               " and integers from ", levels.integers.least,
+               " to ", levels.integers.most, ": expected a positive scale, a zero point among the integers, and those ",
+               "from 0 to 255");
+}
+
+/// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
+template <class Error>
+void check_step(std::string_view who, const Step& step, Index index) {
+  const auto positive = [](const std::array<Index, 2>& both) {
+    return both[0] > 0 && both[1] > 0 && both[0] < 1 << 20 && both[1] < 1 << 20;
+  };
+  const std::size_t operands = step.kind == Kind::add ? 2 : 1;
+  const auto given = step.inputs.size();
+  if (step.kind == Kind::concat)
+    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
+                 " inputs, got ", given);
+  else
+    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
+                 given);
+  for (const Index input : step.inputs)
+    check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
+                 ", is none that comes before it");
+  check_levels<Error>(who, step.name, step.levels);
+  check<Error>(positive(step.window) && positive(step.stride) && positive(step.dilation) && step.padding[0] >= 0 &&
+                   step.padding[1] >= 0 && step.padding[0] < 1 << 20 && step.padding[1] < 1 << 20 && step.groups > 0,
+               who, ": '", step.name, "': window, stride, dilation and groups are at least 1, padding at least 0");
+  if (!step.has_weight()) return;
+  const auto [out, in, kernel_h, kernel_w] = step.weight_shape;
+  check<Error>(out > 0 && in > 0 && kernel_h > 0 && kernel_w > 0 && out % step.groups == 0, who, ": '", step.name,
+               "' has a weight of shape ", step.weight_shape, " for ", step.groups, " groups");
+  check<Error>(static_cast<Index>(step.weight.size()) == out * in * kernel_h * kernel_w, who, ": '", step.name,
+               "' has ", step.weight.size(), " weights for shape ", step.weight_shape);
+  check<Error>(static_cast<Index>(step.weight_scale.size()) == out &&
+                   (step.bias.empty() || static_cast<Index>(step.bias.size()) == out),
+               who, ": '", step.name, "' has ", step.weight_scale.size(), " scales and ", step.bias.size(),
+               " biases for ", out, " outputs");
+  for (const float scale : step.weight_scale)
+    check<Error>(std::isfinite(scale) && scale > 0, who, ": '", step.name, "' has a weight scale of ", scale,
+                 ": expected a positive number");
+  for (const float bias : step.bias)
+    check<Error>(std::isfinite(bias), who, ": '", step.name, "' has a bias of ", bias);
+}
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_STEP_HPP
+
+namespace chorus::nn::int8 {
+
+/// What a value is, of one sample. A vector has one pixel.
+struct Extent {
+  Index channels = 0, height = 1, width = 1;
+  bool is_image = false;
+
+  Index count() const { return channels * height * width; }
+  bool operator==(const Extent&) const = default;
+};
+inline void append(std::string& out, const Extent& extent) {
+  out += extent.is_image ? cat("[", extent.channels, ", ", extent.height, ", ", extent.width, "]")
+                         : cat("[", extent.channels, "]");
+}
+
+/// The integers of a value as they are computed: see Program::watch.
+struct Seen {
+  const std::string& name;
+  const Levels& levels;
+  const kernels::int8::Images& images;
+};
+
+class Program {
+ public:
+  Program() = default;
+  /// `input`: what the first value's integers stand for. The value of the last step is the result. Throws UsageError
+  /// where a step can't be computed.
+  Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
+    check<UsageError>(!steps_.empty(), who, ": there are no steps");
+    check_levels<UsageError>(who, "input", input_);
+    for (std::size_t i = 0; i < steps_.size(); ++i) check_step<UsageError>(who, steps_[i], static_cast<Index>(i));
+    for (auto& step : steps_) prepare(step);
+  }
+
+  const std::vector<Step>& steps() const { return steps_; }
+  const Levels& input() const { return input_; }
+  const Levels& output() const { return steps_.back().levels; }
+
+  /// x: [batch, channels, height, width] or [batch, channels], quantised -> what the result stands for, in float:
+  /// [batch, ...]. Throws ShapeError where x does not fit the steps, or the result has another rank.
+  template <int OutRank = 2, int Rank>
+  Tensor<float, OutRank> operator()(const Tensor<float, Rank>& x) const {
+    return run<OutRank>(x, [](const Seen&) {});
+  }
+
+  /// The same, which shows each value's integers as soon as they are there.
+  template <int OutRank = 2, int Rank, class Watch>
+  Tensor<float, OutRank> watch(const Tensor<float, Rank>& x, const Watch& watch) const {
+    return run<OutRank>(x, watch);
+  }
+
+ private:
+  static constexpr const char* who = "quantized model";
+  using Images = kernels::int8::Images;
+
+  /// What a step's kernel needs beside the step.
+  struct Prepared {
+    kernels::int8::PackedWeights weights;
+    std::vector<std::int32_t> offset;
+    std::vector<float> bias, multiplier;
+    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
+  };
+
+  const Levels& levels_of(Index value) const {
+    return value == 0 ? input_ : steps_[static_cast<std::size_t>(value - 1)].levels;
+  }
+
+  static kernels::Conv2dShape convolution_of(const Step& step) {
+    return {.batch = 0,
+            .in_channels = step.weight_shape[1] * step.groups,
+            .height = 0,
+            .width = 0,
+            .out_channels = step.weight_shape[0],
+            .kernel_h = step.weight_shape[2],
+            .kernel_w = step.weight_shape[3],
+            .stride_h = step.stride[0],
+            .stride_w = step.stride[1],
+            .padding_h = step.padding[0],
+            .padding_w = step.padding[1],
+            .dilation_h = step.dilation[0],
+            .dilation_w = step.dilation[1],
+            .groups = step.groups};
+  }
+  static kernels::Pool2dShape pooling_of(const Step& step, const Extent& x) {
+    return {.planes = x.channels,
+            .height = x.height,
+            .width = x.width,
+            .kernel_h = step.window[0],
+            .kernel_w = step.window[1],
+            .stride_h = step.stride[0],
+            .stride_w = step.stride[1],
+            .padding_h = step.padding[0],
+            .padding_w = step.padding[1],
+            .dilation_h = step.dilation[0],
+            .dilation_w = step.dilation[1],
+            .ceil_mode = step.ceil_mode};
+  }
+
+  void prepare(Step& step) {
+    Prepared out;
+    const Levels& x = levels_of(step.inputs[0]);
+    if (step.keeps_levels()) step.levels = x;
+    if (step.kind == Kind::relu || step.kind == Kind::concat) {
+      const bool clips = step.kind == Kind::relu || step.relu;
+      const auto least = clips ? step.levels.zero_point : step.levels.integers.least;
+      for (const Index input : step.inputs) {
+        auto& table = out.tables.emplace_back();
+        for (int q = 0; q < 256; ++q)
+          table[static_cast<std::size_t>(q)] =
+              kernels::int8::level_of(step.levels, levels_of(input).number(q), least);
+      }
+    }
+    if (step.has_weight()) {
+      const auto shape = convolution_of(step);
+      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
+                        ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
+                        " products, of which 32 bits hold ", kernels::int8::most_terms);
+      out.weights = kernels::int8::pack_weights(shape, step.weight);
+      // Vectors are read whole: behind the last channel, too.
+      const auto outputs = static_cast<std::size_t>(shape.out_channels);
+      const std::size_t padded = outputs + static_cast<std::size_t>(kernels::int8::panel);
+      out.offset.assign(padded, 0);
+      out.bias.assign(padded, 0);
+      out.multiplier.assign(padded, 0);
+      for (std::size_t o = 0; o < outputs; ++o) {
+        const quantized::Requantizer to(x.scale, step.weight_scale[o], step.bias.empty() ? 0.0f : step.bias[o],
+                                        step.levels, step.relu);
+        out.offset[o] = -x.zero_point * out.weights.sums[o];
+        out.bias[o] = to.bias_in_units;
+        out.multiplier[o] = to.multiplier;
+      }
+    }
+    prepared_.push_back(std::move(out));
+  }
+
+  static void check_pooled(const Step& step, Index count) {
+    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
+                      count, " numbers, expected at most ", kernels::int8::most_pooled);
+  }
+
+  /// What a step makes of its inputs. Throws ShapeError where they don't fit.
+  Extent extent_after(const Step& step, std::span<const Extent> values) const {
+    const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
+    const auto wants_image = [&] {
+      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' takes images, got ", x);
+    };
+    switch (step.kind) {
+      case Kind::conv2d: {
+        wants_image();
+        auto s = convolution_of(step);
+        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' takes ", s.in_channels,
+                          " channels, got ", x);
+        s.height = x.height;
+        s.width = x.width;
+        check<ShapeError>(x.height + 2 * s.padding_h > s.dilation_h * (s.kernel_h - 1) &&
+                              x.width + 2 * s.padding_w > s.dilation_w * (s.kernel_w - 1),
+                          who, ": the kernel of '", step.name, "' is larger than its padded input of ", x);
+        return {s.out_channels, s.out_height(), s.out_width(), true};
+      }
+      case Kind::linear:
+        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' takes ",
+                          step.weight_shape[1], " numbers, got ", x);
+        return {step.weight_shape[0], 1, 1, false};
+      case Kind::add: {
+        const Extent& other = values[static_cast<std::size_t>(step.inputs[1])];
+        check<ShapeError>(x == other, who, ": '", step.name, "' adds ", x, " and ", other);
+        return x;
+      }
+      case Kind::concat: {
+        Extent whole = x;
+        whole.channels = 0;
+        for (const Index input : step.inputs) {
+          const Extent& part = values[static_cast<std::size_t>(input)];
+          check<ShapeError>(part.is_image == x.is_image && part.height == x.height && part.width == x.width, who,
+                            ": '", step.name, "' concatenates ", x, " and ", part);
+          whole.channels += part.channels;
+        }
+        return whole;
+      }
+      case Kind::max_pool2d:
+      case Kind::avg_pool2d: {
+        wants_image();
+        const auto s = pooling_of(step, x);
+        if (step.kind == Kind::avg_pool2d) check_pooled(step, s.kernel_h * s.kernel_w);
+        check<ShapeError>(x.height + 2 * s.padding_h >= s.span_h() && x.width + 2 * s.padding_w >= s.span_w(), who,
+                          ": the window of '", step.name, "' does not fit ", x);
+        return {x.channels, s.out_height(), s.out_width(), true};
+      }
+      case Kind::global_avg_pool:
+        wants_image();
+        check_pooled(step, x.height * x.width);
+        return {x.channels, 1, 1, false};
+      case Kind::relu:
+        return x;
+      case Kind::flatten:
+        return {x.count(), 1, 1, false};
+    }
+    return x;
+  }
+
+  /// Where the values of a batch lie: those that are not needed at one time may share their memory.
+  struct Places {
+    std::vector<Images> values;
+    std::vector<Index> offsets;
+    Index bytes = 0;
+  };
+  Places place(std::span<const Extent> extents, Index batch) const {
+    Places out;
+    std::vector<Index> last(extents.size(), 0), border(extents.size(), 0);
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      for (const Index input : steps_[i].inputs) {
+        const auto at = static_cast<std::size_t>(input);
+        last[at] = static_cast<Index>(i) + 1;
+        if (steps_[i].kind == Kind::conv2d)
+          border[at] = std::max({border[at], steps_[i].padding[0], steps_[i].padding[1]});
+      }
+    for (std::size_t v = 0; v < extents.size(); ++v) {
+      const auto& extent = extents[v];
+      out.values.push_back({nullptr, batch, extent.height, extent.width, extent.channels, border[v]});
+      const Index bytes = (out.values[v].bytes() + 63) / 64 * 64;
+      // First fit among those that are still read when this one is written.
+      std::vector<std::pair<Index, Index>> taken;
+      for (std::size_t other = 0; other < v; ++other)
+        if (last[other] >= static_cast<Index>(v))
+          taken.emplace_back(out.offsets[other], out.offsets[other] + (out.values[other].bytes() + 63) / 64 * 64);
+      std::sort(taken.begin(), taken.end());
+      Index at = 0;
+      for (const auto& [begin, end] : taken) {
+        if (at + bytes <= begin) break;
+        at = std::max(at, end);
+      }
+      out.offsets.push_back(at);
+      out.bytes = std::max(out.bytes, at + bytes);
+    }
+    return out;
+  }
+
+  void run_step(std::size_t i, std::span<const Images> values) const {
+    const Step& step = steps_[i];
+    const Prepared& ready = prepared_[i];
+    const Images& x = values[static_cast<std::size_t>(step.inputs[0])];
+    const Images& y = values[i + 1];
+    const Levels& from = levels_of(step.inputs[0]);
+    switch (step.kind) {
+      case Kind::conv2d:
+      case Kind::linear: {
+        auto shape = convolution_of(step);
+        shape.batch = x.batch;
+        shape.height = x.height;
+        shape.width = x.width;
+        const auto& levels = step.levels;
+        kernels::int8::convolution(
+            shape, x, ready.weights,
+            {ready.offset.data(), ready.bias.data(), ready.multiplier.data(), levels.zero_point,
+             step.relu ? levels.zero_point : levels.integers.least, levels.integers.most},
+            y);
+        break;
+      }
+      case Kind::add:
+        kernels::int8::add({from, levels_of(step.inputs[1]), step.levels, step.relu}, x,
+                           values[static_cast<std::size_t>(step.inputs[1])], y);
+        break;
+      case Kind::max_pool2d:
+        kernels::int8::max_pool2d(pooling_of(step, {x.channels, x.height, x.width, true}), x, y);
+        break;
+      case Kind::avg_pool2d:
+        kernels::int8::avg_pool2d(
+            pooling_of(step, {x.channels, x.height, x.width, true}), x, y,
+            {from, step.levels, step.count_include_pad});
+        break;
+      case Kind::global_avg_pool: {
+        const kernels::Pool2dShape whole{x.channels, x.height, x.width, x.height, x.width, 1, 1};
+        kernels::int8::avg_pool2d(whole, x, y, {from, step.levels, true});
+        break;
+      }
+      case Kind::relu:
+        kernels::int8::look_up(ready.tables[0], x, y);
+        break;
+      case Kind::concat: {
+        Index first = 0;
+        for (std::size_t part = 0; part < step.inputs.size(); ++part) {
+          const Images& from_part = values[static_cast<std::size_t>(step.inputs[part])];
+          kernels::int8::look_up_channels(ready.tables[part], from_part, y, first);
+          first += from_part.channels;
+        }
+        break;
+      }
+      case Kind::flatten:
+        for (Index image = 0; image < x.batch; ++image) {
+          Images one = x;
+          one.data = x.data + image * x.image_bytes();
+          one.batch = 1;
+          kernels::int8::for_channels_first(one, y.at(image, 0, 0), [](std::uint8_t q) { return q; });
+        }
+        break;
+    }
+  }
+
+  template <int OutRank, int Rank, class Watch>
+  Tensor<float, OutRank> run(const Tensor<float, Rank>& x, const Watch& watch) const {
+    static_assert((Rank == 4 || Rank == 2) && (OutRank == 4 || OutRank == 2),
+                  "a quantized model takes and gives [batch, channels, height, width] or [batch, channels]");
+    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load one");
+    check<UsageError>(x.defined(), who, ": the input is undefined");
+    const auto input = contiguous(x);
+    std::vector<Extent> extents{{input.size(1), 1, 1, Rank == 4}};
+    if constexpr (Rank == 4) extents[0] = {input.size(1), input.size(2), input.size(3), true};
+    for (const auto& step : steps_) extents.push_back(extent_after(step, extents));
+    const Extent& result = extents.back();
+    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the result of a sample is ", result, ", not of rank ",
+                      OutRank - 1);
+    const Index batch = input.size(0);
+    Shape<OutRank> shape{batch, result.channels};
+    if constexpr (OutRank == 4) shape = {batch, result.channels, result.height, result.width};
+    auto out = Tensor<float, OutRank>::empty(shape);
+    if (out.numel() == 0 || input.numel() == 0) return out;
+
+    Places places = place(extents, batch);
+    const kernels::Scratch<std::uint8_t> memory(Cpu{}, places.bytes);
+    for (std::size_t v = 0; v < extents.size(); ++v) places.values[v].data = memory.data() + places.offsets[v];
+
+    const std::string input_name = "input";
+    for (std::size_t v = 0; v < extents.size(); ++v) {
+      const Images& value = places.values[v];
+      value.fill_border(static_cast<std::uint8_t>(levels_of(static_cast<Index>(v)).zero_point));
+      if (v == 0)
+        kernels::int8::quantize(input_, input.data(), value);
+      else
+        run_step(v - 1, places.values);
+      watch(Seen{v == 0 ? input_name : steps_[v - 1].name, levels_of(static_cast<Index>(v)), value});
+    }
+    kernels::int8::dequantize(output(), places.values.back(), out.data());
+    return out;
+  }
+
+  Levels input_;
+  std::vector<Step> steps_;
+  std::vector<Prepared> prepared_;
+};
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_PROGRAM_HPP
+
+// <chorus/quantization/int8/recorded_pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_RECORDED_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_RECORDED_PASS_HPP
+/// One forward pass as a list of operations, with the layers in which they happened.
+
+namespace chorus::nn::int8 {
+
+/// An operation on what comes from the model's input. Operations on parameters alone are no steps of a pass; their
+/// results are constants.
+struct RecordedOperation {
+  std::string name;
+  /// The path of the innermost layer in which it happened, empty in the model itself; and what that says of itself.
+  std::string layer, layer_description;
+  /// Values by number, 0 being the input; -1: a constant, -2: an operand that is not there.
+  std::vector<Index> inputs;
+  std::vector<chorus::detail::WatchedTensor> operands;
+  Index output = 0;
+  chorus::detail::WatchedTensor result;
+  std::variant<std::monostate, kernels::Conv2dShape, kernels::Pool2dShape, operations::Mean, operations::FakeQuantize,
+               operations::BatchNorm<float, Cpu>, operations::Concat, operations::Dropout>
+      facts;
+};
+
+/// A constant that came out of fake quantisation: what was quantised, and how.
+struct RecordedConstant {
+  chorus::detail::WatchedTensor original;
+  operations::FakeQuantize how;
+};
+
+/// Watches one forward pass of a model.
+class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
+  // A view has its tensor's address, but another shape.
+  using Key = std::pair<const void*, std::vector<Index>>;
+
+ public:
+  /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
+  template <int Rank, class Pass>
+  RecordedPass(Module& model, const Tensor<float, Rank, Cpu>& input, const Pass& pass) {
+    Paths paths;
+    paths.found = &paths_;
+    paths.walk(model);
+    remember(chorus::detail::watched_tensor(input));
+    const chorus::detail::Replaced<chorus::detail::LayerWatch*> layers(chorus::detail::layer_watch, this);
+    const chorus::detail::Replaced<chorus::detail::OperationWatch*> operations(chorus::detail::operation_watch, this);
+    const auto output = pass();
+    output_ = find(chorus::detail::watched_tensor(value_of(output)));
+  }
+
+  const std::vector<RecordedOperation>& operations() const { return operations_; }
+  /// The number of the value that the pass returned; -1 where it does not come from the input.
+  Index output() const { return output_; }
+  /// How a constant was quantised; null where it wasn't.
+  const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
+    const auto found = constants_.find(Key(x.data, x.shape));
+    return found == constants_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  using Tensor_ = chorus::detail::WatchedTensor;
+  struct Paths final : nn::detail::Walker {
+    std::map<const void*, std::pair<std::string, std::string>>* found = nullptr;
+    void module(std::string_view name, Module& child) override {
+      found->emplace(&child, std::pair(path(name), child.describe()));
+      Walker::module(name, child);
+    }
+  };
+
+  void begins(const void* layer) override {
+    const auto found = paths_.find(layer);
+    inside_.push_back(found == paths_.end() ? nullptr : &found->second);
+  }
+  void ended(const std::string&) override { inside_.pop_back(); }
+  void multiply_adds(std::int64_t) override {}
+
+  void ended(const chorus::detail::WatchedOperation& operation) override {
+    RecordedOperation out{.name = operation.name,
+                          .layer = {},
+                          .layer_description = {},
+                          .inputs = {},
+                          .operands = operation.inputs,
+                          .output = 0,
+                          .result = operation.output,
+                          .facts = {}};
+    bool depends = false;
+    for (const auto& input : operation.inputs) {
+      out.inputs.push_back(input.defined() ? find(input) : -2);
+      depends = depends || out.inputs.back() >= 0;
+    }
+    const std::string_view name = operation.name;
+    if (!depends) {
+      if (name == "fake_quantize") remember_constant(operation);
+      return;
+    }
+    for (auto at = inside_.rbegin(); at != inside_.rend() && out.layer.empty(); ++at)
+      if (*at != nullptr) {
+        out.layer = (*at)->first;
+        out.layer_description = (*at)->second;
+      }
+    if (name == "conv2d") out.facts = static_cast<const operations::Conv2d*>(operation.facts)->shape;
+    if (name == "max_pool2d") out.facts = static_cast<const operations::MaxPool2d<Cpu>*>(operation.facts)->shape;
+    if (name == "avg_pool2d") out.facts = static_cast<const operations::AvgPool2d*>(operation.facts)->shape;
+    if (name == "concat") out.facts = *static_cast<const operations::Concat*>(operation.facts);
+    if (name == "dropout") out.facts = *static_cast<const operations::Dropout*>(operation.facts);
+    if (name == "mean") out.facts = *static_cast<const operations::Mean*>(operation.facts);
+    if (name == "fake_quantize") out.facts = *static_cast<const operations::FakeQuantize*>(operation.facts);
+    if (name == "batch_norm" || name == "batch_norm_relu")
+      out.facts = *static_cast<const operations::BatchNorm<float, Cpu>*>(operation.facts);
+    out.output = remember(operation.output);
+    operations_.push_back(std::move(out));
+  }
+
+  Index remember(const Tensor_& x) {
+    kept_.push_back(x);
+    const auto number = static_cast<Index>(values_++);
+    numbers_[Key(x.data, x.shape)] = number;
+    return number;
+  }
+  Index find(const Tensor_& x) const {
+    const auto found = numbers_.find(Key(x.data, x.shape));
+    return found == numbers_.end() ? -1 : found->second;
+  }
+
+  void remember_constant(const chorus::detail::WatchedOperation& operation) {
+    kept_.push_back(operation.output);
+    constants_.insert_or_assign(
+        Key(operation.output.data, operation.output.shape),
+        RecordedConstant{operation.inputs[0], *static_cast<const operations::FakeQuantize*>(operation.facts)});
+  }
+
+  std::map<Key, RecordedConstant> constants_;
+  std::map<const void*, std::pair<std::string, std::string>> paths_;
+  std::vector<const std::pair<std::string, std::string>*> inside_;
+  std::vector<RecordedOperation> operations_;
+  std::map<Key, Index> numbers_;
+  std::vector<Tensor_> kept_;
+  std::size_t values_ = 0;
+  Index output_ = -1;
+};
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_RECORDED_PASS_HPP
+
+namespace chorus::nn::int8 {
+
+namespace detail {
+
+class Conversion {
+  using Tensor_ = chorus::detail::WatchedTensor;
+
+ public:
+  explicit Conversion(const RecordedPass& pass) : pass_(pass) {
+    values_[0].is_input = true;
+    for (const auto& operation : pass.operations()) convert(operation);
+    const auto output = values_.find(pass.output());
+    check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
+                      "operations that keep no record");
+    check<UsageError>(output->second.number > 0, who, ": the model's output is not rounded to integers",
+                      unrounded_.empty() ? "" : cat(": it comes from ", unrounded_));
+    check<UsageError>(output->second.number == static_cast<Index>(steps_.size()), who,
+                      ": the model's output is not what its last operation gives");
+  }
+
+  Program program() && { return {*input_, std::move(steps_)}; }
+  /// The rounded numbers of the program's values, as the pass had them.
+  const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
+
+ private:
+  static constexpr const char* who = "quantized";
+
+  /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
+  /// it, and `after` follows, which keeps levels.
+  struct Value {
+    Index number = -1;
+    std::optional<Step> step;
+    std::vector<Step> after;
+    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
+    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
+  };
+
+  std::string place(const RecordedOperation& operation) const {
+    return operation.layer.empty() ? cat("'", operation.name, "'")
+                                   : cat("'", operation.name, "' in '", operation.layer, "', a ",
+                                         operation.layer_description);
+  }
+
+  Value& value(const RecordedOperation& operation, std::size_t operand) {
+    const Index number = operation.inputs.at(operand);
+    check<UsageError>(number >= 0, who, ": ", place(operation), " computes with a constant: it has no integer form");
+    const auto found = values_.find(number);
+    check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
+    return found->second;
+  }
+  /// The program's value that an operand is. Throws where its numbers are none that integers stand for.
+  Index rounded(const RecordedOperation& operation, std::size_t operand) {
+    const Value& x = value(operation, operand);
+    if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
+    check<UsageError>(x.number >= 0, who, ": ", place(operation),
+                      " takes numbers that are not rounded to integers, of ", unrounded_);
+    return x.number;
+  }
+
+  std::string name_of(const RecordedOperation& operation, std::string_view otherwise) {
+    const std::string wanted = operation.layer.empty() ? std::string(otherwise) : operation.layer;
+    std::string name = wanted;
+    for (int i = 2; !names_.insert(name).second; ++i) name = cat(wanted, "_", i);
+    return name;
+  }
+  Step begin_step(Kind kind, const RecordedOperation& operation, std::vector<Index> inputs) {
+    Step out;
+    out.kind = kind;
+    out.name = name_of(operation, kind_names[static_cast<std::size_t>(kind)]);
+    out.inputs = std::move(inputs);
+    return out;
+  }
+  Index push(Step step) {
+    steps_.push_back(std::move(step));
+    return static_cast<Index>(steps_.size());
+  }
+
+  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
+  Index push_once(Step step) {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (steps_[i].name != step.name) continue;
+      if (steps_[i].levels == step.levels && steps_[i].relu == step.relu) return static_cast<Index>(i) + 1;
+      const std::string name = step.name;
+      for (int n = 2; !names_.insert(step.name = cat(name, "_", n)).second; ++n) continue;
+      return push(std::move(step));
+    }
+    return push(std::move(step));
+  }
+
+  void convert(const RecordedOperation& operation) {
+    const std::string_view name = operation.name;
+    check<UsageError>(!operation.layer_description.starts_with("MultiheadAttention"), who, ": '", operation.layer,
+                      "', a ", operation.layer_description, ", has no integer form");
+    if (name == "fake_quantize") return round(operation);
+    if (name == "conv2d" || name == "linear") return multiply(operation);
+    if (name == "fold_batch_norm") return unfold(operation);
+    if (name == "batch_norm" || name == "batch_norm_relu") return normalise(operation);
+    if (name == "relu") return apply_relu(operation);
+    if (name == "add") return add(operation);
+    if (name == "concat") return concatenate(operation);
+    if (name == "dropout") return drop(operation);
+    if (name == "max_pool2d" || name == "avg_pool2d") return pool(operation);
+    if (name == "reshape") return reshape(operation);
+    if (name == "mean") return average(operation);
+    fail<UsageError>(who, ": ", place(operation), " has no integer form");
+  }
+
+  const Levels& levels_of(Index number) const {
+    return number == 0 ? *input_ : steps_[static_cast<std::size_t>(number - 1)].levels;
+  }
+
+  void round(const RecordedOperation& operation) {
+    const auto& how = std::get<operations::FakeQuantize>(operation.facts);
+    check<UsageError>(how.levels.size() == 1, who, ": ", place(operation), " rounds activations by channel");
+    const Levels& levels = how.levels[0];
+    check<UsageError>(levels.integers.least >= 0 && levels.integers.most <= 255, who, ": ", place(operation),
+                      " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
+                      "]: integer kernels take u8");
+    Value& x = value(operation, 0);
+    if (x.is_input && x.number < 0) {
+      if (!input_) input_ = levels;
+      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
+                        "than a layer before: an integer model has one");
+      x.number = 0;
+    } else if (x.step) {
+      x.step->levels = levels;
+      x.number = push_once(std::move(*x.step));
+      x.step.reset();
+    }
+    if (!x.after.empty()) {
+      for (auto& step : x.after) {
+        step.inputs = {x.number};
+        step.levels = levels;
+        x.number = push_once(std::move(step));
+      }
+      x.after.clear();
+    }
+    check<UsageError>(x.number >= 0 && levels_of(x.number) == levels, who, ": ", place(operation),
+                      " rounds one value to two scales");
+    rounded_.emplace(x.number, operation.result);
+    Value out;
+    out.number = x.number;
+    values_[operation.output] = out;
+  }
+
+  static std::span<const float> floats(const Tensor_& x) {
+    Index count = 1;
+    for (const Index size : x.shape) count *= size;
+    return {static_cast<const float*>(x.data), static_cast<std::size_t>(count)};
+  }
+  static bool is_dense(const Tensor_& x) {
+    Index expected = 1;
+    for (std::size_t axis = x.shape.size(); axis-- > 0; expected *= x.shape[axis])
+      if (x.shape[axis] != 1 && x.strides[axis] != expected) return false;
+    return true;
+  }
+
+  void multiply(const RecordedOperation& operation) {
+    const bool is_linear = operation.name == "linear";
+    const Index x = rounded(operation, 0);
+    const auto* const weight = pass_.constant(operation.operands[1]);
+    check<UsageError>(weight != nullptr, who, ": the weight of ", place(operation), " is not quantized");
+    const auto& levels = weight->how.levels;
+    const auto& shape = weight->original.shape;
+    check<UsageError>(levels.size() == 1 || weight->how.axis == 0, who, ": the weight of ", place(operation),
+                      " has scales along axis ", weight->how.axis, ", expected its outputs, axis 0");
+    check<UsageError>(!is_linear || operation.operands[0].shape.size() == 2, who, ": ", place(operation),
+                      " takes more axes than [batch, features]: it has no integer form yet");
+    Step step = begin_step(is_linear ? Kind::linear : Kind::conv2d, operation, {x});
+    step.weight_shape = {1, 1, 1, 1};
+    std::copy(shape.begin(), shape.end(), step.weight_shape.begin());
+    if (!is_linear) {
+      const auto& s = std::get<kernels::Conv2dShape>(operation.facts);
+      step.stride = {s.stride_h, s.stride_w};
+      step.padding = {s.padding_h, s.padding_w};
+      step.dilation = {s.dilation_h, s.dilation_w};
+      step.groups = s.groups;
+    }
+    check<UsageError>(is_dense(weight->original), who, ": the weight of ", place(operation), " is not contiguous");
+    const auto numbers = floats(weight->original);
+    const auto outputs = static_cast<std::size_t>(shape[0]);
+    for (std::size_t o = 0; o < outputs; ++o) {
+      const auto& own = levels[levels.size() == 1 ? 0 : o];
+      check<UsageError>(own.zero_point == 0 && own.integers.least >= -128 && own.integers.most <= 127, who,
+                        ": the weight of ", place(operation), " has a zero point of ", own.zero_point,
+                        " and integers in [", own.integers.least, ", ", own.integers.most, "]: expected s8, symmetric");
+      step.weight_scale.push_back(own.scale);
+      for (std::size_t i = o * numbers.size() / outputs; i < (o + 1) * numbers.size() / outputs; ++i)
+        step.weight.push_back(static_cast<std::int8_t>(own.level(numbers[i])));
+    }
+    if (operation.inputs.size() > 2 && operation.inputs[2] != -2) {
+      check<UsageError>(operation.inputs[2] == -1, who, ": the bias of ", place(operation), " depends on the input");
+      const auto bias = floats(operation.operands[2]);
+      step.bias.assign(bias.begin(), bias.end());
+    }
+    Value out;
+    out.step = std::move(step);
+    values_[operation.output] = std::move(out);
+  }
+
+  void unfold(const RecordedOperation& operation) {
+    Value out = value(operation, 0);
+    check<UsageError>(out.step && out.step->has_weight() && !out.folds && !out.step->relu && out.after.empty(), who,
+                      ": ", place(operation), " follows no convolution");
+    out.folds = true;
+    values_[operation.output] = std::move(out);
+  }
+
+  void normalise(const RecordedOperation& operation) {
+    const auto& norm = std::get<operations::BatchNorm<float, Cpu>>(operation.facts);
+    check<UsageError>(!norm.training, who, ": ", place(operation), " is in training: call eval() first");
+    Value out = value(operation, 0);
+    check<UsageError>(out.step && out.folds, who, ": ", place(operation),
+                      " is folded into no convolution in front of it: it has no integer form");
+    Step& step = *out.step;
+    const auto outputs = static_cast<std::size_t>(step.weight_shape[0]);
+    const auto numbers = [&](std::size_t operand) {
+      return operation.inputs[operand] == -2 ? std::span<const float>() : floats(operation.operands[operand]);
+    };
+    const auto gamma = numbers(1), beta = numbers(2);
+    const float* const mean = norm.running_mean.data();
+    const float* const var = norm.running_var.data();
+    const std::size_t terms = step.weight.size() / outputs;
+    const auto eps = static_cast<float>(norm.eps);
+    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+    for (std::size_t o = 0; o < outputs; ++o)
+      if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
+        std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
+    step.bias = quantization::folded_biases(step.weight_shape[0], step.bias.empty() ? nullptr : step.bias.data(),
+                                            gamma.empty() ? nullptr : gamma.data(),
+                                            beta.empty() ? nullptr : beta.data(), mean, var, eps);
+    step.relu = operation.name == "batch_norm_relu";
+    out.folds = false;
+    values_[operation.output] = std::move(out);
+  }
+
+  void apply_relu(const RecordedOperation& operation) {
+    Value out = value(operation, 0);
+    if (out.number >= 0) {
+      Step step = begin_step(Kind::relu, operation, {out.number});
+      step.levels = levels_of(out.number);
+      out.number = push(std::move(step));
+    } else {
+      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
+      check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
+                        "', which is not rounded to integers first");
+      out.step->relu = true;
+    }
+    values_[operation.output] = std::move(out);
+  }
+
+  void add(const RecordedOperation& operation) {
+    // The bias of a layer whose batch norm is folded is added behind the unfolding.
+    if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
+      Value out = value(operation, 0);
+      const auto bias = floats(operation.operands[1]);
+      if (out.step && out.folds && out.step->bias.empty() &&
+          static_cast<Index>(bias.size()) == out.step->weight_shape[0]) {
+        out.step->bias.assign(bias.begin(), bias.end());
+        values_[operation.output] = std::move(out);
+        return;
+      }
+    }
+    check<UsageError>(operation.inputs.size() == 2 && operation.operands[0].shape == operation.operands[1].shape, who,
+                      ": ", place(operation), " adds a number, or operands of two shapes: it has no integer form");
+    Value out;
+    const Index a = rounded(operation, 0), b = rounded(operation, 1);
+    out.step = begin_step(Kind::add, operation, {a, b});
+    values_[operation.output] = std::move(out);
+  }
+
+  void concatenate(const RecordedOperation& operation) {
+    const auto rank = static_cast<Index>(operation.result.shape.size());
+    const Index axis = std::get<operations::Concat>(operation.facts).axis;
+    check<UsageError>((axis < 0 ? axis + rank : axis) == 1 && (rank == 2 || rank == 4), who, ": ", place(operation),
+                      " is along axis ", axis, " of ", rank, ": it has an integer form along axis 1 of 2 or 4");
+    std::vector<Index> inputs;
+    for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
+      const Value& x = value(operation, i);
+      // A list is concatenated by halves, and rounded as a whole.
+      if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
+        inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
+      else
+        inputs.push_back(rounded(operation, i));
+    }
+    Value out;
+    out.step = begin_step(Kind::concat, operation, std::move(inputs));
+    values_[operation.output] = std::move(out);
+  }
+
+  /// In evaluation dropout gives what it gets.
+  void drop(const RecordedOperation& operation) {
+    check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
+                      " drops numbers in evaluation, too: it has no integer form");
+    Value out = value(operation, 0);
+    values_[operation.output] = std::move(out);
+  }
+
+  void pool(const RecordedOperation& operation) {
+    const auto& s = std::get<kernels::Pool2dShape>(operation.facts);
+    const bool takes_mean = operation.name == "avg_pool2d";
+    Value out = value(operation, 0);
+    Step step = begin_step(takes_mean ? Kind::avg_pool2d : Kind::max_pool2d, operation, {-1});
+    step.window = {s.kernel_h, s.kernel_w};
+    step.stride = {s.stride_h, s.stride_w};
+    step.padding = {s.padding_h, s.padding_w};
+    step.dilation = {s.dilation_h, s.dilation_w};
+    step.ceil_mode = s.ceil_mode;
+    values_[operation.output] = takes_mean ? averaged(operation, std::move(step)) : chained(out, std::move(step));
+  }
+
+  /// A mean is yet to be rounded.
+  Value averaged(const RecordedOperation& operation, Step step) {
+    Value out;
+    step.inputs = {rounded(operation, 0)};
+    out.step = std::move(step);
+    return out;
+  }
+  /// A step that keeps levels, behind a value that may be yet to be rounded.
+  Value chained(Value out, Step step) {
+    if (out.number >= 0) {
+      step.inputs = {out.number};
+      step.levels = levels_of(out.number);
+      out.number = push(std::move(step));
+    } else {
+      check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
+                        "' takes what is not rounded to integers");
+      out.after.push_back(std::move(step));
+    }
+    return out;
+  }
+
+  void reshape(const RecordedOperation& operation) {
+    const auto& from = operation.operands[0].shape;
+    const auto& to = operation.result.shape;
+    const Value& x = value(operation, 0);
+    if (from == to) {
+      values_[operation.output] = Value(x);
+    } else if (from.size() == 4 && to.size() == 2 && to[0] == from[0]) {
+      values_[operation.output] = chained(x, begin_step(Kind::flatten, operation, {-1}));
+    } else if (from.size() == 4 && to.size() == 3 && to[0] == from[0] && to[1] == from[1]) {
+      values_[operation.output] = Value(x);  // for a mean over all pixels: `average` looks
+      pixels_.insert(operation.output);
+    } else {
+      fail<UsageError>(who, ": ", place(operation), " from ", std::span<const Index>(from), " to ",
+                       std::span<const Index>(to), " has no integer form");
+    }
+  }
+
+  void average(const RecordedOperation& operation) {
+    const auto axis = std::get<operations::Mean>(operation.facts).axis;
+    check<UsageError>(pixels_.contains(operation.inputs[0]) && (axis == -1 || axis == 2), who, ": ", place(operation),
+                      " is over other axes than an image's: it has no integer form");
+    values_[operation.output] = averaged(operation, begin_step(Kind::global_avg_pool, operation, {-1}));
+  }
+
+  const RecordedPass& pass_;
+  std::map<Index, Value> values_;
+  std::map<Index, Tensor_> rounded_;
+  std::set<Index> pixels_;
+  std::set<std::string> names_{"input"};
+  std::optional<Levels> input_;
+  std::vector<Step> steps_;
+  std::string unrounded_;
+};
+
+}  // namespace detail
+
+/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError where something in it has no
+/// integer form, by its name.
+inline Program converted(const RecordedPass& pass) { return detail::Conversion(pass).program(); }
+
+}  // namespace chorus::nn::int8
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_CONVERSION_HPP
+
+namespace chorus::nn {
+
+/// A model with weights and activations of 8 bits, and sums of 32: it is called as a float model is, with float images
+/// or features, and gives float numbers. Evaluation alone. `io::save` writes it, `io::load_quantized` reads it.
+using QuantizedModel = int8::Program;
+
+namespace detail {
+
+/// Sets a model and all below it to evaluation, and back at the end: each layer to what it was.
+class EvaluatedForNow {
+ public:
+  explicit EvaluatedForNow(Module& model) {
+    struct Look final : Walker {
+      std::vector<std::pair<Module*, bool>>* found = nullptr;
+      void enter(Module& layer) override { found->emplace_back(&layer, layer.training()); }
+    } look;
+    look.found = &before_;
+    before_.emplace_back(&model, model.training());
+    look.walk(model);
+    for (const auto& [layer, trained] : before_) layer->set_own_training(false);
+  }
+  ~EvaluatedForNow() {
+    for (const auto& [layer, trained] : before_) layer->set_own_training(trained);
+  }
+  EvaluatedForNow(const EvaluatedForNow&) = delete;
+  EvaluatedForNow& operator=(const EvaluatedForNow&) = delete;
+
+ private:
+  std::vector<std::pair<Module*, bool>> before_;
+};
+
+/// A pass of the model in evaluation over `x`, which is watched.
+template <class Model, class Scheme, int Rank>
+int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
+  check<UsageError>(model.phases().fake_quantize,
+                    "quantized: the model computes with floats: call fake_quantize(true), and evaluate it, first");
+  const EvaluatedForNow evaluated(model);
+  // With a tape operations keep what they computed with, batch norms their statistics.
+  const GradMode with_tape(true);
+  return {model, x, [&] { return model(x); }};
+}
+
+}  // namespace detail
+
+/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
+/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
+/// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
+/// where a range is unknown or an operation has no integer form.
+///
+/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
+/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
+/// lies as near to the middle between two levels may fall to the other side there.
+template <class Model, class Scheme, int Rank>
+QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
+  return int8::converted(detail::recorded_evaluation(model, x));
+}
+
+/// Of a model that takes tokens there is none: throws UsageError.
+template <class Model, class Scheme, int Rank>
+QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
+  fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
+                   "integer model begins with quantised numbers; quantized_embedding looks up rows of integers");
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_HPP
+
+// <chorus/quantization/quantized_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_FILE_HPP
+/// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
+/// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
+
+#include <list>
+
+namespace chorus::io {
+
+namespace detail {
+
+/// The key of the metadata under which the steps stand.
+inline constexpr const char* int8_key = "chorus.int8";
+
+/// A number of the JSON that has to be a whole one.
+inline Index whole_number(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_number_integer(), who, ": the steps lack a whole number '", field,
+                   "'");
+  return found->get<Index>();
+}
+inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_array() && found->size() <= nn::int8::most_inputs, who,
+                   ": the steps lack a list of numbers '", field, "'");
+  std::vector<Index> out;
+  for (const auto& number : *found) {
+    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has what is no whole number");
+    out.push_back(number.get<Index>());
+  }
+  return out;
+}
+inline std::array<Index, 2> two_numbers(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto both = whole_numbers(who, json, field);
+  check<FileError>(both.size() == 2, who, ": '", field, "' of a step has ", both.size(), " numbers, expected 2");
+  return {both[0], both[1]};
+}
+inline bool truth(std::string_view who, const nlohmann::json& json, const char* field) {
+  const auto found = json.find(field);
+  check<FileError>(found != json.end() && found->is_boolean(), who, ": the steps lack '", field, "', true or false");
+  return found->get<bool>();
+}
+
+/// The steps without their numbers.
+inline std::string steps_json(const nn::int8::Program& program) {
+  auto steps = nlohmann::json::array();
+  for (const auto& step : program.steps()) {
+    nlohmann::json one{{"kind", std::string(nn::int8::kind_names[static_cast<std::size_t>(step.kind)])},
+                       {"name", step.name},
+                       {"inputs", step.inputs}};
+    if (!step.keeps_levels()) one["integers"] = {step.levels.integers.least, step.levels.integers.most};
+    if (step.may_have_relu()) one["relu"] = step.relu;
+    if (step.kind == nn::int8::Kind::conv2d) one["groups"] = step.groups;
+    const bool pools = step.kind == nn::int8::Kind::max_pool2d || step.kind == nn::int8::Kind::avg_pool2d;
+    if (pools) {
+      one["window"] = step.window;
+      one["ceil_mode"] = step.ceil_mode;
+      one["count_include_pad"] = step.count_include_pad;
+    }
+    if (pools || step.kind == nn::int8::Kind::conv2d) {
+      one["stride"] = step.stride;
+      one["padding"] = step.padding;
+      one["dilation"] = step.dilation;
+    }
+    steps.push_back(std::move(one));
+  }
+  const auto& integers = program.input().integers;
+  return nlohmann::json{{"version", 1}, {"integers", {integers.least, integers.most}}, {"steps", std::move(steps)}}
+      .dump();
+}
+
+/// The numbers of a tensor, which must have that dtype. Throws FileError.
+template <class T>
+std::vector<T> numbers_of(const SafetensorsReader& file, const std::string& name, std::vector<Index>* shape = nullptr) {
+  const TensorEntry& entry = file.at(name);
+  check<FileError>(entry.dtype == file_dtype(dtype<T>), "loading ", file.path(), ": tensor ", Quoted{name},
+                   ": expected ", dtype<T>, ", got ", entry.dtype);
+  std::vector<T> out(entry.bytes / sizeof(T));
+  file.read(entry, std::as_writable_bytes(std::span(out)));
+  if (shape != nullptr) *shape = entry.shape;
+  return out;
+}
+
+inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReader& file, const std::string& name,
+                                    const nlohmann::json& json) {
+  const auto scale = numbers_of<float>(file, name + ".scale");
+  const auto zero_point = numbers_of<std::uint8_t>(file, name + ".zero_point");
+  check<FileError>(scale.size() == 1 && zero_point.size() == 1, "loading ", file.path(), ": ", Quoted{name},
+                   " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
+  const auto [least, most] = two_numbers(who, json, "integers");
+  check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
+                   " to ", most, ", which are no 8-bit ones");
+  const nn::int8::Levels levels{
+      scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
+  nn::int8::check_levels<FileError>(who, name, levels);
+  return levels;
+}
+
+inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& file, const nlohmann::json& json) {
+  using nn::int8::Kind;
+  nn::int8::Step step;
+  const auto text = [&](const char* field) {
+    const auto found = json.find(field);
+    check<FileError>(found != json.end() && found->is_string(), who, ": the steps lack a text '", field, "'");
+    return found->get<std::string>();
+  };
+  const auto kind = text("kind");
+  const auto found = std::find(nn::int8::kind_names.begin(), nn::int8::kind_names.end(), kind);
+  check<FileError>(found != nn::int8::kind_names.end(), who, ": there is no step ", Quoted{kind});
+  step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
+  step.name = text("name");
+  step.inputs = whole_numbers(who, json, "inputs");
+  if (step.may_have_relu()) step.relu = truth(who, json, "relu");
+  const bool pools = step.kind == Kind::max_pool2d || step.kind == Kind::avg_pool2d;
+  if (pools) {
+    step.window = two_numbers(who, json, "window");
+    step.ceil_mode = truth(who, json, "ceil_mode");
+    step.count_include_pad = truth(who, json, "count_include_pad");
+  }
+  if (pools || step.kind == Kind::conv2d) {
+    step.stride = two_numbers(who, json, "stride");
+    step.padding = two_numbers(who, json, "padding");
+    step.dilation = two_numbers(who, json, "dilation");
+  }
+  if (step.kind == Kind::conv2d) step.groups = whole_number(who, json, "groups");
+  if (!step.keeps_levels()) step.levels = read_levels(who, file, step.name, json);
+  if (step.has_weight()) {
+    std::vector<Index> shape;
+    step.weight = numbers_of<std::int8_t>(file, step.name + ".weight", &shape);
+    if (step.kind == Kind::linear) shape.resize(4, 1);
+    check<FileError>(shape.size() == 4, who, ": the weight of ", Quoted{step.name}, " has ", shape.size(), " axes");
+    std::copy_n(shape.begin(), 4, step.weight_shape.begin());
+    step.weight_scale = numbers_of<float>(file, step.name + ".weight_scale");
+    if (file.find(step.name + ".bias") != nullptr) step.bias = numbers_of<float>(file, step.name + ".bias");
+  }
+  return step;
+}
+
+}  // namespace detail
+
+/// Writes a quantised model, atomically. Throws FileError.
+template <std::derived_from<nn::int8::Program> Program>
+void save(const Program& program, const std::string& path, Metadata metadata = {}) {
+  check<UsageError>(!program.steps().empty(), "saving ", path, ": a quantized model without steps");
+  metadata[detail::int8_key] = detail::steps_json(program);
+  std::vector<TensorView> tensors;
+  std::list<std::vector<Index>> shapes;  // which stay where they are
+  std::list<std::uint8_t> zero_points;
+  const auto add = [&]<class T>(const std::string& name, std::vector<Index> shape, std::span<const T> numbers) {
+    shapes.push_back(std::move(shape));
+    tensors.push_back({name, file_dtype(dtype<T>), shapes.back(), std::as_bytes(numbers)});
+  };
+  const auto add_levels = [&](const std::string& name, const nn::int8::Levels& levels) {
+    zero_points.push_back(static_cast<std::uint8_t>(levels.zero_point));
+    add(name + ".scale", {}, std::span(&levels.scale, 1));
+    add(name + ".zero_point", {}, std::span<const std::uint8_t>(&zero_points.back(), 1));
+  };
+  add_levels("input", program.input());
+  for (const auto& step : program.steps()) {
+    if (!step.keeps_levels()) add_levels(step.name, step.levels);
+    if (!step.has_weight()) continue;
+    const auto& shape = step.weight_shape;
+    add(step.name + ".weight",
+        std::vector<Index>(shape.begin(), step.kind == nn::int8::Kind::linear ? shape.begin() + 2 : shape.end()),
+        std::span(step.weight));
+    add(step.name + ".weight_scale", {shape[0]}, std::span(step.weight_scale));
+    if (!step.bias.empty()) add(step.name + ".bias", {shape[0]}, std::span(step.bias));
+  }
+  write_safetensors(path, tensors, metadata);
+}
+template <std::derived_from<nn::int8::Program> Program>
+void save(Program& program, const std::string& path, const Metadata& metadata = {}) {
+  save(std::as_const(program), path, metadata);
+}
+
+/// Reads what `save` has written. Throws FileError where the file holds no quantised model, or one that can't be run.
+inline nn::int8::Program load_quantized(const std::string& path) {
+  const SafetensorsReader file(path);
+  const std::string who = cat("loading ", path);
+  const auto text = file.metadata().find(detail::int8_key);
+  check<FileError>(text != file.metadata().end(), who, ": no quantized model: the metadata lack '", detail::int8_key,
+                   "'");
+  const auto json = nlohmann::json::parse(text->second, nullptr, /*allow_exceptions=*/false);
+  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '",
+                   detail::int8_key, "' of the metadata is no list of steps");
+  const Index version = detail::whole_number(who, json, "version");
+  check<FileError>(version == 1, who, ": a quantized model of version ", version, ", of which only 1 is known");
+  std::vector<nn::int8::Step> steps;
+  for (const auto& one : json["steps"]) {
+    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is no object");
+    steps.push_back(detail::read_step(who, file, one));
+    nn::int8::check_step<FileError>(who, steps.back(), static_cast<Index>(steps.size()) - 1);
+  }
+  check<FileError>(!steps.empty(), who, ": a quantized model without steps");
+  return {detail::read_levels(who, file, "input", json), std::move(steps)};
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_FILE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
 
 // <chorus/train/advice.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
@@ -27426,7 +31058,8 @@ struct Trace {
   /// The file's: "policy", "devices", "device_kind", "first_step", "steps", "peak", "notes". These are all there, and
   /// of their kind; a run that was killed may have told no peaks and no notes.
   nlohmann::json metadata = {};
-  std::vector<TraceProcess> processes = {};  ///< by rank or device
+  /// By rank or device: the first ones of them, up to the last of which there is an event.
+  std::vector<TraceProcess> processes = {};
   std::vector<TraceArrowEnd> arrows = {};
   std::vector<nlohmann::json> events = {};  ///< all, as they are in the file
 
@@ -27447,7 +31080,7 @@ namespace detail {
 class TraceReader {
  public:
   using json = nlohmann::json;
-  static constexpr int most_processes = 4096;
+  static constexpr int most_processes = 65'536;
 
   explicit TraceReader(std::string file) { trace_.file = std::move(file); }
 
@@ -27458,6 +31091,7 @@ class TraceReader {
       read_lines(text.substr(first + 1));
     else
       read_whole(text);
+    if (trace_.processes.empty()) trace_.processes.resize(1);
     for (auto& process : trace_.processes) {
       // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
       const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
@@ -27567,7 +31201,6 @@ class TraceReader {
     expect(about["peak"].is_array(), "its \"peak\" is no list");
     for (const auto& peak : about["peak"])
       expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
-    trace_.processes.resize(static_cast<std::size_t>(trace_.devices()));
   }
   static bool are_numbers(const json& values) {
     return values.is_object() && std::all_of(values.begin(), values.end(), [](const json& v) { return v.is_number(); });
@@ -27577,8 +31210,10 @@ class TraceReader {
     const auto value = event.value(key, json());
     expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", trace_.events.size() + 1,
            " has no time \"", key, "\"");
-    return value;
+    return whole_ns(value);
   }
+  // A begin and a length may sum to a little more or less than the begin of what touches it.
+  static double whole_ns(double us) { return std::round(us * 1000) / 1000; }
   std::string text(const json& event, const char* key) const {
     const auto value = event.value(key, json(""));
     expect(value.is_string(), "event ", trace_.events.size() + 1, " has a \"", key, "\" that is no text");
@@ -27594,6 +31229,7 @@ class TraceReader {
     expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number,
            " has no \"pid\" from 1 to ", trace_.devices());
     const int place = pid.get<int>() - 1;
+    if (place >= static_cast<int>(trace_.processes.size())) trace_.processes.resize(static_cast<std::size_t>(pid));
     auto& process = trace_.processes[static_cast<std::size_t>(place)];
     const auto tid = event.value("tid", json(10 * (place + 1)));
     expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number,
@@ -27610,7 +31246,7 @@ class TraceReader {
       expect(length >= 0, "event ", number, " ends before it begins");
       TraceSpan span{tid.get<int>() - 10 * (place + 1),
                      begin,
-                     begin + length,
+                     whole_ns(begin + length),
                      text(event, "cat"),
                      text(event, "name"),
                      std::move(args)};
@@ -27673,10 +31309,18 @@ struct TraceLate {
   double times = 0;  ///< calls a step
 };
 
-/// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device.
+/// What a message and a byte take by the calls of a run: 2 (N-1) (alpha + K / (N bandwidth)) for an all_reduce of K
+/// bytes by a ring of N ranks.
+struct TraceLinkFit {
+  double alpha_us = 0;
+  double bandwidth = 0;  ///< bytes per us
+  int calls = 0;         ///< from which they come
+};
+
+/// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device, of those that were recorded.
 struct TraceFacts {
   std::string policy = {};
-  int devices = 1;
+  int devices = 1;      ///< of the run
   int steps = 0;        ///< that were recorded
   int median_step = 0;  ///< its number: half of the steps, or fewer, took less time on their slowest device
   double step_us = 0;   ///< how long that took
@@ -27685,14 +31329,15 @@ struct TraceFacts {
   std::vector<double> compute_us = {};
   std::vector<double> communication_us = {};  ///< in which calls or copies were under way
   /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
-  /// outside of passes.
+  /// outside of passes and of the wait for a batch.
   std::vector<double> exposed_us = {};
   std::vector<double> bubble_us = {};    ///< of it: a pipeline's rank waited for what another stage makes
   std::optional<double> hidden = {};     ///< part of communication beside which the same device computed
   std::vector<double> utilisation = {};  ///< computing / the device's step
   std::vector<double> loader_us = {};    ///< waiting for the next batch
   std::vector<double> samples = {};      ///< its share of the batch; 0 where the trace does not say
-  std::optional<double> gradient_bytes = {};
+  std::optional<double> gradient_bytes = {};  ///< K: without what fills up between parameters
+  std::optional<TraceLinkFit> link_fit = {};  ///< where rings ran, and nothing else
   std::vector<TraceLink> links = {};
   std::vector<TraceLate> late = {};
   nlohmann::json peak = nlohmann::json::array();  ///< as in the metadata
@@ -27757,10 +31402,15 @@ inline std::map<int, std::vector<StepTime>> step_times(const Trace& trace) {
     }
   return steps;
 }
+/// Whether `at` lies in a step that was recorded; after one may come evaluation, which is no training.
+inline bool in_a_step(const std::map<int, std::vector<StepTime>>& steps, std::size_t place, double at) {
+  return std::any_of(steps.begin(), steps.end(),
+                     [&](const auto& step) { return at >= step.second[place].begin && at <= step.second[place].end; });
+}
 inline double slowest(const std::vector<StepTime>& times) {
   double most = 0;
   for (const auto& [begin, end] : times) most = std::max(most, end - begin);
-  return most;
+  return std::round(most * 1000) / 1000;  // in whole ns, else steps that are alike differ
 }
 
 /// The parts of a process' spans of one of the categories that lie in a step. `innermost`: of those that hold others of
@@ -27792,41 +31442,70 @@ inline std::string text_of(const nlohmann::json& args, const char* key) {
   return found != args.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-/// What a rank sends each other one in a step's all_reduces of `kind`, by the algorithms that ran them: a ring's rank
-/// sends all of its 2 (N-1)/N K to the next one, the direct algorithms 2 K/N to each. Nothing where another one ran.
-inline std::optional<std::map<int, double>> all_reduce_links(const TraceProcess& process, int rank, int ranks,
-                                                             const StepTime& step, std::string_view kind) {
-  std::map<int, double> out;
+/// What a rank sends each other one in a step's calls of `kind`, by the algorithms that ran them, and by which rule.
+/// Nothing where something else ran, too.
+struct CallLinks {
+  std::map<int, double> bytes = {};
+  std::string rule = {};
+};
+inline std::optional<CallLinks> call_links(const TraceProcess& process, int rank, int ranks, const StepTime& step,
+                                           std::string_view kind) {
+  CallLinks out;
+  std::map<std::string, bool> rules;
   for (const auto& span : process.spans) {
     if (span.category != "comm" || span.begin < step.begin || span.begin >= step.end) continue;
     if (text_of(span.args, "traffic") != kind) continue;
-    const auto algorithm = text_of(span.args, "algorithm");
-    if (text_of(span.args, "op") != "all_reduce" || span.args.contains("group")) return std::nullopt;
-    const double bytes = number_of(span.args, "bytes");
-    if (algorithm == "ring")
-      out[(rank + 1) % ranks] += 2.0 * (ranks - 1) / ranks * bytes;
-    else if (algorithm == "direct" || algorithm == "in_place")
-      for (int to = 0; to < ranks; ++to) out[to] += to == rank ? 0 : 2.0 / ranks * bytes;
+    std::vector<int> group;
+    if (const auto members = span.args.find("group"); members != span.args.end() && members->is_array())
+      for (const auto& member : *members) group.push_back(member.is_number_integer() ? member.get<int>() : -1);
     else
+      for (int member = 0; member < ranks; ++member) group.push_back(member);
+    const auto own = std::find(group.begin(), group.end(), rank);
+    if (own == group.end()) return std::nullopt;
+    const auto place = static_cast<std::size_t>(own - group.begin()), n = group.size();
+    const int next = group[(place + 1) % n];
+    const auto op = text_of(span.args, "op"), algorithm = text_of(span.args, "algorithm");
+    const double bytes = number_of(span.args, "bytes"), others = static_cast<double>(n) - 1;
+    const bool ring = algorithm == "ring", direct = algorithm == "direct" || algorithm == "in_place";
+    if (op == "message") {
+      constexpr std::string_view to = "message to ";
+      if (!span.name.starts_with(to)) continue;  // what it receives another one sends
+      int peer = -1;
+      std::from_chars(span.name.data() + to.size(), span.name.data() + span.name.size(), peer);
+      out.bytes[peer] += bytes;
+      rules["a message each"] = true;
+    } else if (op == "broadcast" && ring && n > 1) {  // a chain from the root on
+      const auto root = static_cast<int>(number_of(span.args, "root", -1));
+      if (root < 0) return std::nullopt;
+      if (next != root) out.bytes[next] += bytes;
+      rules["K"] = true;
+    } else if ((op == "all_reduce" || op == "reduce_scatter" || op == "all_gather") && (ring || direct)) {
+      // All that a rank sends; of the two others a call's bytes are a rank's part.
+      const double all = op == "all_reduce" ? 2 * others / static_cast<double>(n) * bytes : others * bytes;
+      if (ring) out.bytes[next] += all;
+      for (const int to : group)
+        if (direct && to != rank) out.bytes[to] += all / others;
+      const bool one = ring || n == 2;
+      rules[op == "all_reduce" ? (one ? "2 (N-1)/N K" : "2 K/N") : one ? "(N-1)/N K" : "K/N"] = true;
+    } else {
       return std::nullopt;
+    }
   }
-  if (out.empty()) return std::nullopt;
+  if (out.bytes.empty()) return std::nullopt;
+  for (const auto& [rule, is] : rules) out.rule += cat(out.rule.empty() ? "" : " + ", rule);
   return out;
 }
 
 /// The formula of a link, or nothing.
 inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& facts, const StepTime& step) {
   const auto& sender = trace.processes[static_cast<std::size_t>(link.from)];
-  const bool by_all_reduce =
-      (facts.policy == "ddp" && link.kind == "gradients") || (facts.policy == "local_sgd" && link.kind == "parameters");
-  if (by_all_reduce) {
-    const auto links = all_reduce_links(sender, link.from, facts.devices, step, link.kind);
-    if (!links || !links->contains(link.to)) return;
-    link.formula = links->at(link.to);
-    int others = 0;
-    for (const auto& [to, bytes] : *links) others += bytes > 0 ? 1 : 0;
-    link.rule = others == 1 ? "2 (N-1)/N K" : "2 K/N";
-  } else if (facts.policy == "dp" || facts.policy == "parameter_server") {
+  if (link.kind == "control") return;
+  if (facts.policy != "dp" && facts.policy != "parameter_server") {
+    const auto links = call_links(sender, link.from, facts.devices, step, link.kind);
+    if (!links || !links->bytes.contains(link.to)) return;
+    link.formula = links->bytes.at(link.to);
+    link.rule = links->rule;
+  } else {
     const bool down = link.kind == "parameters" && link.from == 0, up = link.kind == "gradients" && link.to == 0;
     if ((down || up) && facts.gradient_bytes) {
       link.formula = *facts.gradient_bytes;
@@ -27867,6 +31546,78 @@ inline std::vector<TraceLink> links_of(const Trace& trace, const TraceFacts& fac
     }
   }
   return out;
+}
+
+/// How long the calls of all ranks took once the last one had come: in the others' spans lies the wait for it.
+struct CallTime {
+  std::string op = {}, traffic = {}, algorithm = {};
+  double bucket = -1, bytes = 0, us = 0;
+};
+inline std::vector<CallTime> call_times(const Trace& trace) {
+  std::map<std::pair<std::string, double>, std::pair<CallTime, std::size_t>> calls;
+  for (const auto& process : trace.processes)
+    for (const auto& span : process.spans) {
+      const auto op = text_of(span.args, "op");
+      if (span.category != "comm" || (op != "all_reduce" && op != "all_gather") || span.args.contains("group"))
+        continue;
+      auto& [call, ranks] = calls[{op, number_of(span.args, "sequence", -1)}];
+      const double us = span.end - span.begin;
+      call = {op,
+              text_of(span.args, "traffic"),
+              text_of(span.args, "algorithm"),
+              number_of(span.args, "bucket", -1),
+              number_of(span.args, "bytes"),
+              ranks == 0 ? us : std::min(call.us, us)};
+      ++ranks;
+    }
+  std::vector<CallTime> out;
+  for (const auto& [key, call] : calls)
+    if (call.second == trace.processes.size()) out.push_back(call.first);
+  return out;
+}
+
+inline double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// Alpha is the median of the small all_gathers over their rounds, the bandwidth what all_reduces moved over the
+/// rest of their time, of those of one bucket and size the median's: on a machine whose cores are shared some calls
+/// take many times as long. Nothing where an all_reduce was no ring.
+inline std::optional<TraceLinkFit> fit_links(const Trace& trace, int devices) {
+  if (devices < 2) return std::nullopt;
+  const double n = devices;
+  TraceLinkFit fit;
+  std::vector<double> small;
+  std::map<std::pair<double, double>, std::vector<double>> reduced;
+  for (const auto& call : call_times(trace)) {
+    if (call.op == "all_gather" && call.bytes <= 4096)
+      small.push_back(call.us / (call.algorithm == "bruck"
+                                     ? static_cast<double>(std::bit_width(static_cast<unsigned>(devices) - 1))
+                                     : n - 1));
+    if (call.op != "all_reduce" || call.traffic == "control" || call.bytes <= 0) continue;
+    if (call.algorithm != "ring") return std::nullopt;
+    reduced[{call.bucket, call.bytes}].push_back(call.us);
+  }
+  double us = 0, bytes = 0;
+  for (const auto& [call, times] : reduced) {
+    us += median_of(times);
+    bytes += call.second;
+    fit.calls += static_cast<int>(times.size());
+  }
+  if (bytes <= 0 || us <= 0) return std::nullopt;
+  if (!small.empty()) {
+    fit.alpha_us = median_of(small);
+    fit.calls += static_cast<int>(small.size());
+  }
+  double rest = us - static_cast<double>(reduced.size()) * 2 * (n - 1) * fit.alpha_us;
+  if (rest <= 0) {  // small calls say nothing of large ones here
+    fit.alpha_us = 0;
+    rest = us;
+  }
+  fit.bandwidth = 2 * (n - 1) / n * bytes / rest;
+  return fit;
 }
 
 inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
@@ -27929,29 +31680,34 @@ inline TraceFacts facts_of(const Trace& trace) {
     };
     const auto communication = of({"comm", "copy"}), bubbles = of({"bubble"}), waits = of({"wait", "bubble"});
     const auto passes = of({"forward", "backward", "optimizer"}, true).without(waits);
-    const auto exposed = facts.policy == "dp" ? communication.without(passes) : waits;
+    const auto loader = of({"loader"});
+    const auto exposed = facts.policy != "dp"
+                             ? waits
+                             : detail::TimeSet({{step[place].begin, step[place].end}}).without(passes).without(loader);
     const double length = step[place].end - step[place].begin;
     facts.compute_us.push_back(passes.length());
     facts.communication_us.push_back(communication.length());
     facts.exposed_us.push_back(exposed.length());
     facts.bubble_us.push_back(bubbles.length());
     facts.utilisation.push_back(length > 0 ? passes.length() / length : 0);
-    facts.loader_us.push_back(of({"loader"}).length());
+    facts.loader_us.push_back(loader.length());
     communicating += communication.length();
     beside += communication.both(passes).length();
     double samples = 0;
     for (const auto& span : process.spans)
-      if (span.category == "loader") samples = std::max(samples, detail::number_of(span.args, "samples"));
+      if (span.category == "loader" && detail::in_a_step(steps, place, span.begin))
+        samples = std::max(samples, detail::number_of(span.args, "samples"));
     facts.samples.push_back(samples);
   }
   if (facts.policy == "dp") {  // whose one loader has the whole batch; the first shares may be larger by one sample
     const auto batch = static_cast<std::int64_t>(facts.samples.front());
-    for (int i = 0; i < facts.devices; ++i)
-      facts.samples[static_cast<std::size_t>(i)] =
-          static_cast<double>(batch / facts.devices + (i < batch % facts.devices ? 1 : 0));
+    for (std::size_t i = 0; i < facts.samples.size(); ++i)
+      facts.samples[i] =
+          static_cast<double>(batch / facts.devices + (static_cast<int>(i) < batch % facts.devices ? 1 : 0));
   }
   if (communicating > 0) facts.hidden = beside / communicating;
   if (const auto& bytes = trace.number("gradient_bytes"); bytes.is_number()) facts.gradient_bytes = bytes.get<double>();
+  facts.link_fit = detail::fit_links(trace, facts.devices);
   facts.links = detail::links_of(trace, facts, step);
   facts.late = detail::late_of(trace, facts.steps);
   facts.peak = trace.metadata.at("peak");
@@ -27984,7 +31740,13 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
           {"bubble_us", list(facts.bubble_us)},
           {"hidden", known(facts.hidden)},
           {"utilisation", list(facts.utilisation)},
+          {"loader_us", list(facts.loader_us)},
+          {"samples", facts.samples},
           {"gradient_bytes", known(facts.gradient_bytes)},
+          {"link_fit", facts.link_fit ? json{{"alpha_us", facts.link_fit->alpha_us},
+                                             {"bandwidth", facts.link_fit->bandwidth},
+                                             {"calls", facts.link_fit->calls}}
+                                      : json()},
           {"links", links},
           {"late", late},
           {"peak", facts.peak}};
@@ -27996,25 +31758,26 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
 namespace chorus {
 
 /// A model of a step under DistributedDataParallel: passes take as long as the device's share of the batch is large,
-/// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in B buckets
-///   2 (N-1)/N K/beta + B 2 (N-1) alpha
-/// (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005), of
-/// which a constant part lies beside computing. Ranks that come late are not in it.
+/// the optimizer and what is left of the step always the same, and averaging K bytes of N ranks' gradients in n buckets
+///   2 (N-1)/N K/B + n 2 (N-1) alpha
+/// where links have a bandwidth of B (a ring's; Thakur, Rabenseifner, Gropp: Optimization of collective communication
+/// operations in MPICH, 2005), of which a constant part lies beside computing. Ranks that come late are not in it.
 struct StepModel {
   int devices = 1;       ///< of the run
   double passes_us = 0;  ///< forward and backward of the slowest device
   double optimizer_us = 0;
   double other_us = 0;  ///< of the step: neither computing nor waiting
   double hidden = 0;    ///< part of communication beside which devices compute
-  double bytes = 0;     ///< K
-  int buckets = 0;      ///< B
-  double alpha_us = 0;  ///< a message's
-  double beta = 0;      ///< bytes per us
-  int calls = 0;        ///< of the run from which alpha and beta come; 0: it has no communication
+  double bytes = 0;     ///< K, with what fills up between parameters
+  int buckets = 0;      ///< n
+  double averaging_us = 0;  ///< what the run's own calls take
+  TraceLinkFit link =
+      {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone
 
   double communication_us(int n) const {
-    if (n == 1 || calls == 0) return 0;
-    return 2.0 * (n - 1) / n * bytes / beta + buckets * 2.0 * (n - 1) * alpha_us;
+    if (n == 1 || bytes == 0) return 0;
+    if (link.calls == 0) return averaging_us;
+    return 2.0 * (n - 1) / n * bytes / link.bandwidth + buckets * 2.0 * (n - 1) * link.alpha_us;
   }
   /// With `n` devices and a batch `larger` times as large.
   double step_us(int n, double larger = 1) const {
@@ -28022,37 +31785,7 @@ struct StepModel {
   }
 };
 
-namespace detail {
-
-/// How long the calls of all ranks took once the last one had come: in the others' spans lies the wait for it.
-struct CallTime {
-  std::string op, traffic;
-  double bucket = -1, bytes = 0, us = 0;
-};
-inline std::vector<CallTime> call_times(const Trace& trace) {
-  std::map<std::pair<std::string, double>, std::pair<CallTime, std::size_t>> calls;
-  for (const auto& process : trace.processes)
-    for (const auto& span : process.spans) {
-      const auto op = text_of(span.args, "op");
-      if (span.category != "comm" || (op != "all_reduce" && op != "all_gather") || span.args.contains("group"))
-        continue;
-      auto& [call, ranks] = calls[{op, number_of(span.args, "sequence", -1)}];
-      const double us = span.end - span.begin;
-      call = {op, text_of(span.args, "traffic"), number_of(span.args, "bucket", -1), number_of(span.args, "bytes"),
-              ranks == 0 ? us : std::min(call.us, us)};
-      ++ranks;
-    }
-  std::vector<CallTime> out;
-  for (const auto& [key, call] : calls)
-    if (call.second == trace.processes.size()) out.push_back(call.first);
-  return out;
-}
-
-}  // namespace detail
-
-/// The model, fitted to a run: alpha is the median of its small all_gathers over their N-1 messages, beta what the
-/// all_reduces of its buckets moved over the rest of their time, of each bucket the median's: on a machine whose cores
-/// are shared some calls take many times as long. Nothing for a policy other than ddp and single.
+/// The model, fitted to a run. Nothing for a policy other than ddp and single.
 inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFacts& facts) {
   if (facts.policy != "ddp" && facts.policy != "single") return std::nullopt;
   StepModel model;
@@ -28071,35 +31804,19 @@ inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFa
   model.other_us = std::max(0.0, model.other_us);
   model.hidden = facts.hidden.value_or(0);
   if (facts.devices == 1) return model;
-  const double n = facts.devices;
-  std::vector<double> small;
-  std::map<double, std::vector<detail::CallTime>> buckets;
+  std::map<double, std::vector<double>> buckets, bytes;
   for (const auto& call : detail::call_times(trace)) {
-    if (call.op == "all_gather" && call.bytes <= 4096) small.push_back(call.us / (n - 1));
-    if (call.op == "all_reduce" && call.traffic == "gradients") buckets[call.bucket].push_back(call);
+    if (call.op != "all_reduce" || call.traffic != "gradients") continue;
+    buckets[call.bucket].push_back(call.us);
+    bytes[call.bucket].push_back(call.bytes);
   }
-  double us = 0;
-  for (auto& [bucket, calls] : buckets) {
-    const auto middle = calls.begin() + static_cast<std::ptrdiff_t>((calls.size() - 1) / 2);
-    std::nth_element(calls.begin(), middle, calls.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
-    us += middle->us;
-    model.bytes += middle->bytes;
-    model.calls += static_cast<int>(calls.size());
+  for (const auto& [bucket, times] : buckets) {
+    model.averaging_us += detail::median_of(times);
+    model.bytes += detail::median_of(bytes.at(bucket));
   }
-  if (model.bytes <= 0 || us <= 0) return std::nullopt;
+  if (model.bytes <= 0 || model.averaging_us <= 0) return std::nullopt;
   model.buckets = static_cast<int>(buckets.size());
-  if (!small.empty()) {
-    const auto middle = small.begin() + static_cast<std::ptrdiff_t>((small.size() - 1) / 2);
-    std::nth_element(small.begin(), middle, small.end());
-    model.alpha_us = *middle;
-    model.calls += static_cast<int>(small.size());
-  }
-  double rest = us - model.buckets * 2 * (n - 1) * model.alpha_us;
-  if (rest <= 0) {  // small calls say nothing of large ones here
-    model.alpha_us = 0;
-    rest = us;
-  }
-  model.beta = 2 * (n - 1) / n * model.bytes / rest;
+  model.link = facts.link_fit.value_or(TraceLinkFit{});
   return model;
 }
 
@@ -28162,11 +31879,60 @@ inline double most_of(const std::vector<double>& values) {
 /// The whole batch, as the run or its loaders have told it; 0 where they have not.
 inline double batch_of(const Trace& trace) {
   if (const auto& note = trace.number("batch"); note.is_number()) return note.get<double>();
+  const auto steps = step_times(trace);
   double batch = 0;
-  for (const auto& process : trace.processes)
-    for (const auto& span : process.spans)
-      if (span.category == "loader") batch = std::max(batch, number_of(span.args, "batch"));
+  for (std::size_t place = 0; place < trace.processes.size(); ++place)
+    for (const auto& span : trace.processes[place].spans)
+      if (span.category == "loader" && in_a_step(steps, place, span.begin))
+        batch = std::max(batch, number_of(span.args, "batch"));
   return batch;
+}
+/// K, of which `bytes` were averaged.
+inline std::string gradients_text(double bytes, const TraceFacts& facts) {
+  const double known = facts.gradient_bytes.value_or(bytes), more = bytes - known;
+  if (more < 0 || more > 0.01 * bytes) return bytes_text(bytes);
+  return bytes_text(known) +
+         (more == 0 ? "" : cat(" (and ", decimals(more, 0), " bytes that fill up between parameters)"));
+}
+
+/// Ranks, or devices, that had to take turns on their cores; empty where they had not, or nobody knows.
+inline std::string cores_text(const Trace& trace, const TraceFacts& facts) {
+  const auto &cores = trace.number("cores"), &waited = trace.number("core_wait_us");
+  const auto& clocks = trace.metadata.value("clock_error_us", nlohmann::json());
+  const bool one_machine = clocks.is_number() && clocks == 0;
+  const auto noun = place_noun(facts);
+  std::string out;
+  if (facts.devices > 1 && one_machine && cores.is_number() && cores.get<double>() < facts.devices)
+    out = cat("The ", facts.devices, " ", noun, "s shared ", plural(cores.get<double>(), "core"),
+              ": with one for each a step would be shorter. ");
+  double recorded = 0;
+  for (const auto& [number, times] : step_times(trace)) recorded += times.front().end - times.front().begin;
+  if (waited.is_number() && recorded > 0 && waited.get<double>() > 0.05 * recorded)
+    out += cat(has_ranks(facts) ? "Rank 0" : "The program", " was ready to run and had no core for ",
+               time_text(waited.get<double>()), ", ", percent_text(waited.get<double>() / recorded),
+               " of the recorded steps: the machine was busy, and times tell of that, too.");
+  while (out.ends_with(' ')) out.pop_back();
+  return out;
+}
+
+/// What part of a pipeline's step a rank idles by its schedule's table, where messages take no time.
+inline std::string bubble_text(const Trace& trace, const TraceFacts& facts) {
+  const auto schedule = text_of(trace.metadata.at("notes"), "schedule");
+  if (schedule.empty()) return {};
+  std::set<std::string> micro_batches;
+  for (const auto& span : trace.processes.front().spans)
+    if (const auto at = span.name.find("forward of micro-batch "); at != std::string::npos)
+      micro_batches.insert(span.name.substr(at + 23, span.name.find(' ', at + 23) - at - 23));
+  const double p = facts.devices, m = static_cast<double>(micro_batches.size());
+  const bool interleaves = schedule == "interleaved", splits = schedule == "zb-h1";
+  if (m == 0 || (!interleaves && !splits && schedule != "gpipe" && schedule != "1f1b")) return {};
+  const double works = (splits ? 3 : interleaves ? 2 : 1) * m;
+  return cat("By the table of ", schedule, " a rank of p = ", p, " stages idles ",
+             splits        ? "(p-1)/(3m+p-1)"
+             : interleaves ? "(p-1)/(2m+p-1)"
+                           : "(p-1)/(m+p-1)",
+             " of a step with m = ", m, " micro-batches, ", percent_text((p - 1) / (works + p - 1)),
+             "; messages, and stages that are not even, add to that.");
 }
 
 inline double total_of(const nlohmann::json& peak) {
@@ -28216,15 +31982,20 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
         facts.devices == 1 ? std::string()
                            : cat("; each ", noun, " has ", range_text(facts.samples, number_text), " of them"),
         ".");
+  if (facts.devices > static_cast<int>(facts.compute_us.size()))
+    say("happened", "Of the ", facts.devices, " ", noun, "s the first ", facts.compute_us.size(),
+        " were recorded: what follows is of these.");
+  if (const auto cores = cores_text(trace, facts); !cores.empty()) say("happened", cores);
   if (const auto& period = trace.number("period"); period.is_number())
     say("happened", "Ranks take the mean of their parameters every ", number_text(period.get<double>()), " steps.");
   say("timeline", "A step takes ", time_text(facts.step_us), " (median of ", facts.steps, ", slowest ", noun, ").");
   say("timeline", "In it a ", noun, " computes for ", range_text(facts.compute_us, time_text),
       " (t1): ", range_text(facts.utilisation, percent_text), " of its step.");
   if (most_of(facts.communication_us) > 0) {
-    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text),
-        " (t2); the program waits for it ", range_text(facts.exposed_us, time_text), ", and ",
-        percent_text(facts.hidden.value_or(0)), " of it lies beside computing.");
+    say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text), " (t2); ",
+        facts.policy == "dp" ? "a device waits for it and for others " : "the program waits for it ",
+        range_text(facts.exposed_us, time_text), ", and ", percent_text(facts.hidden.value_or(0)),
+        " of it lies beside computing.");
   } else if (facts.devices > 1) {
     int with = 0;
     double most = 0;
@@ -28244,6 +32015,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("timeline", "Of that a ", noun, " of the pipeline waits ", range_text(facts.bubble_us, time_text),
         " for what another stage makes (bubbles): ",
         range_text(facts.bubble_us, [&](double us) { return percent_text(us / facts.step_us); }), " of the step.");
+  if (const auto bubble = bubble_text(trace, facts); !bubble.empty()) say("formulas", bubble);
   auto latest = facts.late;
   std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
@@ -28303,13 +32075,13 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("ring", "Rank 0 makes ", plural(static_cast<double>(chunks), "step"), " in ",
         plural(static_cast<double>(calls.size()), "call"), "; a ring of ", facts.devices, " ranks takes ",
         2 * (facts.devices - 1), " rounds: ", facts.devices - 1, " that add and ", facts.devices - 1, " that copy.");
-  if (const auto model = fit_step_model(trace, facts); model && model->calls > 0)
+  if (const auto model = fit_step_model(trace, facts); model && model->link.calls > 0)
     say("formulas",
-        "Averaging K bytes of gradients in B buckets by rings takes 2 (N-1)/N K/beta + B 2 (N-1) alpha: with "
-        "N = ",
-        facts.devices, ", K = ", bytes_text(model->bytes), ", B = ", model->buckets,
-        ", beta = ", decimals(model->beta / 1000, 2), " GB/s and alpha = ", time_text(model->alpha_us), ", fitted to ",
-        model->calls, " calls of this run, ", time_text(model->communication_us(facts.devices)), ".");
+        "Averaging K bytes of gradients in n buckets by rings takes 2 (N-1)/N K/B + n 2 (N-1) alpha: with N = ",
+        facts.devices, ", K = ", gradients_text(model->bytes, facts), ", n = ", model->buckets,
+        ", links of B = ", bytes_text(model->link.bandwidth * 1e6), "/s and alpha = ", time_text(model->link.alpha_us),
+        " a message, fitted to ", model->link.calls, " calls of this run, ",
+        time_text(model->communication_us(facts.devices)), ".");
   return out;
 }
 
@@ -28368,11 +32140,15 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
       return cat("An estimate: ", what,
                  ", if each device has cores of its own and passes take as long as the share of the batch is large.");
     };
-    const auto ring = cat("K = ", bytes_text(model->bytes), ", B = ", model->buckets,
-                          ", beta = ", decimals(model->beta / 1000, 2), " GB/s, alpha = ", time_text(model->alpha_us),
-                          " from ", model->calls, " calls, ", percent_text(model->hidden), " hidden");
+    const auto ring =
+        model->link.calls > 0
+            ? cat("K = ", gradients_text(model->bytes, facts), ", n = ", model->buckets,
+                  ", B = ", bytes_text(model->link.bandwidth * 1e6), "/s, alpha = ", time_text(model->link.alpha_us),
+                  " from ", model->link.calls, " calls, ", percent_text(model->hidden), " hidden")
+            : cat("averaging ", bytes_text(model->bytes), " takes ", time_text(model->averaging_us), ", ",
+                  percent_text(model->hidden), " hidden");
     const double now = model->step_us(facts.devices);
-    if (model->calls > 0) {
+    if (model->link.calls > 0) {
       const int more = 2 * facts.devices;
       const double then = model->step_us(more), faster = now / then;
       add("formulas",
@@ -28392,7 +32168,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
             assumption(cat("twice the batch would take ", decimals(gain, 2), " times as many samples a second"))),
         cat("step by the model ", time_text(now), " now, ", time_text(twice), " with twice the batch: of it ",
             time_text(2 * model->passes_us), " forward and backward",
-            model->calls > 0 ? cat(", communication as before; ", ring) : std::string()));
+            model->bytes > 0 ? cat(", communication as before; ", ring) : std::string()));
   }
   const auto idlest = static_cast<std::size_t>(std::min_element(facts.utilisation.begin(), facts.utilisation.end()) -
                                                facts.utilisation.begin());
@@ -28405,7 +32181,8 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
                 : std::string(".")),
         cat("computing / step: ", range_text(facts.utilisation, percent_text), "; of its step ", noun, ' ', idlest,
             " computes ", time_text(facts.compute_us[idlest]), ", waits ", time_text(facts.exposed_us[idlest]),
-            " for communication and ", time_text(facts.loader_us[idlest]), " for the next batch"));
+            facts.policy == "dp" ? " for communication and other devices, and " : " for communication and ",
+            time_text(facts.loader_us[idlest]), " for the next batch"));
   if (batch > 0 && classes.is_number() && classes.get<double>() > 0) {
     const double wanted = 10 * classes.get<double>();
     add("happened",
@@ -28479,19 +32256,20 @@ inline std::vector<TraceSentence> compare_runs(const std::vector<TracedRun>& run
       const double batch = batch_of(run.trace), base_batch = batch_of(base->trace);
       const auto& a = run.facts;
       const auto& b = base->facts;
+      const auto cores = cores_text(run.trace, a), busy = cores.empty() ? cores : ' ' + cores;
       if (batch == base_batch)
         say("happened", "A step of ", run.name, " takes ", time_text(a.step_us), ", one of ", base->name, " ",
-            time_text(b.step_us), ": ", run.name, " is ", decimals(b.step_us / a.step_us, 2), " times as fast.");
+            time_text(b.step_us), ": ", run.name, " is ", decimals(b.step_us / a.step_us, 2), " times as fast.", busy);
       else if (batch > 0 && base_batch > 0)
         say("happened", "The batches differ: ", run.name, " trains on ", decimals(batch / a.step_us * 1e6, 0),
             " samples a second (batch ", number_text(batch), "), ", base->name, " on ",
             decimals(base_batch / b.step_us * 1e6, 0), " (batch ", number_text(base_batch), "): ", run.name, " is ",
-            decimals(batch / a.step_us / (base_batch / b.step_us), 2), " times as fast.");
+            decimals(batch / a.step_us / (base_batch / b.step_us), 2), " times as fast.", busy);
     }
   }
   const auto *dp = find("dp"), *ddp = find("ddp");
   if (dp != nullptr && ddp != nullptr) {
-    const double parallel = most_of(dp->facts.exposed_us), distributed = most_of(ddp->facts.exposed_us),
+    const double parallel = most_of(dp->facts.communication_us), distributed = most_of(ddp->facts.exposed_us),
                  hidden = ddp->facts.hidden.value_or(0);
     double late = 0;
     for (const auto& rank : ddp->facts.late) late += rank.us;
@@ -28572,6 +32350,7 @@ class DevicePass {
   DevicePass(Loader& loader, Cuda device)
       : device_(device), compute_(cuda::current_stream(device)), copies_(device), slots_{Slot(device), Slot(device)},
         batches_(loader.begin()) {
+    batches_.reads_ahead();
     running_.emplace(0, loader.size() + 1, 1, 1, [this](Index i) { return send(i); });
     advance();
   }
@@ -28587,6 +32366,8 @@ class DevicePass {
   }
 
   std::optional<Tensors>& current() { return current_; }
+  /// The loop has come to a second batch.
+  void goes_on() { batches_.goes_on(); }
 
   /// The next batch, which the thread's current stream reads after it has come.
   void advance() {
@@ -28687,6 +32468,7 @@ class DeviceLoader {
       return *pass_->current();
     }
     Iterator& operator++() {
+      pass_->goes_on();
       pass_->advance();
       return *this;
     }

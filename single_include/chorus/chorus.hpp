@@ -5,9 +5,8 @@
 #ifndef CHORUS_SINGLE_CHORUS_CHORUS_HPP
 #define CHORUS_SINGLE_CHORUS_CHORUS_HPP
 /// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel, DistributedDataParallel and FullyShardedDataParallel, and launch. <chorus/all.hpp> has the rest, each
-/// header of which may be included by itself; it costs a program its compile time, and reading model files a JSON
-/// parser.
+/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
+/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
 
 // First of all: what a compiler has to be and to be told.
 // <chorus/core/requirements.hpp>
@@ -73,6 +72,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <new>
 #include <span>
@@ -321,6 +321,7 @@ class NodePool {
 class Node;
 
 namespace detail {
+class LossTerms;
 
 /// What is done with a node's gradient before it goes on; a list.
 struct GradientHook {
@@ -341,7 +342,8 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 /// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
 class Node {
  public:
-  explicit Node(const char* operation) : operation_(operation), sequence_(next_sequence()) {}
+  explicit Node(const char* operation, bool is_scalar = false)
+      : operation_(operation), sequence_(next_sequence()), is_scalar_(is_scalar) {}
   virtual ~Node() {
     if (mean_ == Mean::uncounted_loss) delete count_;
   }
@@ -394,8 +396,10 @@ class Node {
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
   /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
-  bool is_mean() const { return mean_ != Mean::none; }
+  bool is_mean() const { return mean_ >= Mean::plain; }
   bool is_loss() const { return mean_ >= Mean::loss; }
+  /// Whether it is known to be a sum along the first axis, or of all elements.
+  bool is_sum() const { return mean_ == Mean::sum; }
   /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
   /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
   /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
@@ -412,6 +416,22 @@ class Node {
     count_ = new std::function<double()>(std::move(count));
     mean_ = Mean::uncounted_loss;
   }
+  /// A sum. `divisor`: what the caller will divide the whole batch's by (`mean_over`), 0 where nobody has said it;
+  /// `counted`: what this one is a sum of, where that is known.
+  void set_sum(double divisor = 0, double counted = 0) {
+    forget_mean();
+    mean_over_ = divisor;
+    counted_ = counted;
+    mean_ = Mean::sum;
+  }
+  /// Of a batch's numbers, and not the one that a loss of the library divides.
+  bool is_sum_of_batch() const { return is_sum() && is_scalar_ && may_be_of_data() && counted_ >= 0; }
+  double divisor() const { return is_sum() ? mean_over_ : 0; }
+  double counted() const { return is_sum() ? counted_ : 0; }
+  static constexpr double of_a_mean = -1;  ///< in place of `counted`
+  /// Of a product with a number, and of a quotient by one, without axes: the number. 0 of what is neither.
+  double operand_number() const { return mean_ == Mean::none ? counted_ : 0; }
+  void set_operand_number(double number) { counted_ = number; }
   /// What `other` says of its value holds for this one's.
   void take_mean(Node& other) {
     forget_mean();
@@ -419,11 +439,29 @@ class Node {
       count_ = other.count_;
     else
       mean_over_ = other.mean_over_;
+    counted_ = other.counted_;
     mean_ = std::exchange(other.mean_, Mean::none);
   }
 
-  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it on means
-  /// as a backward run begins. It is 1 again when the run has ended.
+  /// How a value depends on the operation's operands. `linear`: its derivatives are constants; `product`, `quotient`:
+  /// of two operands; `pointwise`: element by element, in any other way.
+  enum class Form : std::uint8_t { other, linear, product, quotient, pointwise };
+  Form form() const { return form_; }
+  void set_form(Form form) { form_ = form; }
+  bool is_scalar() const { return is_scalar_; }
+  /// Whether an operand is not on the tape: numbers, which may be a batch's; and whether the first one is not.
+  bool has_loose_operand() const { return (operands_ & 1) != 0; }
+  bool first_operand_is_loose() const { return (operands_ & 2) != 0; }
+  /// Whether anything but parameters has gone into the value.
+  bool may_be_of_data() const { return (operands_ & 4) != 0; }
+  void set_operands(bool loose, bool first_is_loose, bool of_data) {
+    operands_ = static_cast<std::uint8_t>((loose ? 1 : 0) | (first_is_loose ? 2 : 0) | (of_data ? 4 : 0));
+  }
+  /// The value of an operation without axes, once it is on the host; NaN of others.
+  virtual double number() const { return std::numeric_limits<double>::quiet_NaN(); }
+
+  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it as a
+  /// backward run begins. Of a mean it is 1 again when the run has ended; of other nodes see `scale_in_backward`.
   double scale() const { return scale_; }
   void set_scale(double scale) { scale_ = scale; }
 
@@ -445,6 +483,7 @@ class Node {
 
  private:
   friend void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options);
+  friend class detail::LossTerms;
   template <class>
   friend class Ref;
 
@@ -463,7 +502,7 @@ class Node {
     draining = false;
   }
 
-  enum class Mean : std::uint8_t { none, plain, loss, uncounted_loss };
+  enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
 
   void forget_mean() {
     if (mean_ == Mean::uncounted_loss) delete count_;
@@ -482,13 +521,17 @@ class Node {
   bool skipped_ = false;
   bool reached_ = false;  // one of those consumers has contributed
   Mean mean_ = Mean::none;
+  const bool is_scalar_;
+  Form form_ = Form::other;
+  std::uint8_t operands_ = 4;
+  std::uint8_t of_batch_ = 0;  // see LossTerms
   std::atomic<int> owners_{0};
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
   union {
     double mean_over_ = 0;
     std::function<double()>* count_;  // owned, of an uncounted_loss
   };
-  double scale_ = 1;
+  double scale_ = 1, counted_ = 0;
 };
 
 /// A counted pointer to a Node.
@@ -531,7 +574,7 @@ class Ref {
 // <chorus/kernels/contiguous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
-/// Dense copies.
+/// Dense copies, and numbers that are written through a view.
 
 // <chorus/kernels/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
@@ -593,8 +636,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`: control characters, save those that are `kept`, and what is no UTF-8 as \xNN; those that are
-/// `marked` after a backslash. False where it is cut after `longest` bytes.
+/// Appends `text`: control characters, save those that are `kept`, what turns text around, and what is no UTF-8 as
+/// \xNN; those that are `marked` after a backslash. False where it is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -622,6 +665,14 @@ void append(std::string& out, Quoted part);
 
 namespace chorus::detail {
 
+/// Characters that are not seen, and change where or in which direction others are shown: those of Unicode's
+/// bidirectional algorithm (UAX #9), and the ends of a line and of a paragraph.
+inline bool turns_text(std::string_view character) {
+  constexpr std::string_view all =
+      "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";
+  return character.size() > 1 && all.find(character) != all.npos;
+}
+
 CHORUS_INLINE bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest) {
   constexpr std::string_view hex = "0123456789abcdef";
@@ -631,7 +682,7 @@ CHORUS_INLINE bool append_printable(std::string& out, std::string_view text, std
     if (at + part.size() > longest) return false;
     const auto lead = static_cast<unsigned char>(part[0]);
     const bool c1 = lead == 0xC2 && length == 2 && static_cast<unsigned char>(part[1]) < 0xA0;
-    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1;
+    const bool control = (lead < 0x20 && kept.find(part[0]) == kept.npos) || lead == 0x7F || c1 || turns_text(part);
     if (marked.find(part[0]) != marked.npos) out += '\\';
     for (const char c : part) {
       const auto byte = static_cast<unsigned char>(c);
@@ -884,6 +935,19 @@ constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::s
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
+}
+
+namespace detail {
+/// The slot of the device whose part of a pass this thread computes; -1 outside of passes.
+inline thread_local constinit int pass_slot = -1;
+}  // namespace detail
+
+/// Where a tensor is made for which nobody names a device: within a pass on the pass's device, if it is of that kind,
+/// else on `D{}`.
+template <Device D>
+D default_device() {
+  const int index = detail::pass_slot - D::first_slot;
+  return 0 <= index && index < D::max_devices ? D{index} : D{};
 }
 
 template <Device D>
@@ -1172,6 +1236,7 @@ class ThreadTeam {
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self);
+  void end();
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -1273,14 +1338,23 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
 /// How the threads of a team share work out.
 
+#include <system_error>
+
 namespace chorus::detail {
 
 CHORUS_INLINE ThreadTeam::ThreadTeam(int helpers)
     : size_(helpers + 1), ranges_(new Range[static_cast<std::size_t>(size_)]) {
-  for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  try {
+    for (int i = 1; i < size_; ++i) helpers_.emplace_back([this, i] { serve(i); });
+  } catch (const std::system_error& error) {
+    end();
+    fail<Error>("set_num_threads: thread ", helpers_.size() + 1, " of ", helpers, " cannot be started: ", error.what());
+  }
 }
 
-CHORUS_INLINE ThreadTeam::~ThreadTeam() {
+CHORUS_INLINE ThreadTeam::~ThreadTeam() { end(); }
+
+CHORUS_INLINE void ThreadTeam::end() {
   stop_ = true;
   call();
   for (auto& helper : helpers_) helper.join();
@@ -1452,6 +1526,8 @@ class StepCounter {
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
+  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  virtual void evaluation_begins() {}
   /// Something about the run that its trace is to say, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
@@ -1705,6 +1781,20 @@ class Writes {
       fail<UsageError>(elsewhere);
   }
 
+  /// The program has written, by a call that says so.
+  void add_by_hand() {
+    add();
+    by_hand_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
+  /// How often a look has found that somebody has written through a pointer.
+  std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
+  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  void settle(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+  }
+
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   /// What `version` is if nobody has written through a pointer.
@@ -1725,16 +1815,8 @@ class Writes {
   /// Nobody has a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
- private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) add();
-    fingerprint_ = now;
-  }
-
-  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
-  /// product need not wait for the one before: as fast as memory is read.
+  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
+  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
@@ -1753,7 +1835,18 @@ class Writes {
     return out;
   }
 
-  std::atomic<std::uint64_t> version_{1};
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) {
+      add();
+      found_.fetch_add(1, std::memory_order_relaxed);
+    }
+    fingerprint_ = now;
+  }
+
+  std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
   std::uint64_t fingerprint_ = 0;
   std::mutex mutex_;
@@ -1996,6 +2089,17 @@ class Storage {
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
+  /// pointer before is found now.
+  void look() const {
+    if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
+      version();
+  }
+  void settle() const {
+    if (auto* const known = writes(); known != nullptr && known->watched() && present()) [[unlikely]]
+      known->settle(block_->data, block_->bytes);
   }
 
   /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
@@ -2795,8 +2899,6 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 /// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
 /// the alignment) and accurate.
-
-#include <limits>
 
 // GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
@@ -3894,6 +3996,7 @@ class ThreadTeam {
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self);
+  void end();
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -4075,6 +4178,8 @@ class StepCounter {
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
+  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  virtual void evaluation_begins() {}
   /// Something about the run that its trace is to say, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
@@ -4328,6 +4433,20 @@ class Writes {
       fail<UsageError>(elsewhere);
   }
 
+  /// The program has written, by a call that says so.
+  void add_by_hand() {
+    add();
+    by_hand_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
+  /// How often a look has found that somebody has written through a pointer.
+  std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
+  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  void settle(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+  }
+
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   /// What `version` is if nobody has written through a pointer.
@@ -4348,16 +4467,8 @@ class Writes {
   /// Nobody has a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
- private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) add();
-    fingerprint_ = now;
-  }
-
-  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
-  /// product need not wait for the one before: as fast as memory is read.
+  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
+  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
@@ -4376,7 +4487,18 @@ class Writes {
     return out;
   }
 
-  std::atomic<std::uint64_t> version_{1};
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) {
+      add();
+      found_.fetch_add(1, std::memory_order_relaxed);
+    }
+    fingerprint_ = now;
+  }
+
+  std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
   std::uint64_t fingerprint_ = 0;
   std::mutex mutex_;
@@ -4619,6 +4741,17 @@ class Storage {
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
+  /// pointer before is found now.
+  void look() const {
+    if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
+      version();
+  }
+  void settle() const {
+    if (auto* const known = writes(); known != nullptr && known->watched() && present()) [[unlikely]]
+      known->settle(block_->data, block_->bytes);
   }
 
   /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
@@ -5906,6 +6039,8 @@ class StepCounter {
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
+  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  virtual void evaluation_begins() {}
   /// Something about the run that its trace is to say, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
@@ -6159,6 +6294,20 @@ class Writes {
       fail<UsageError>(elsewhere);
   }
 
+  /// The program has written, by a call that says so.
+  void add_by_hand() {
+    add();
+    by_hand_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
+  /// How often a look has found that somebody has written through a pointer.
+  std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
+  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  void settle(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    fingerprint_ = fingerprint(numbers, bytes);
+  }
+
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
   /// What `version` is if nobody has written through a pointer.
@@ -6179,16 +6328,8 @@ class Writes {
   /// Nobody has a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
- private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) add();
-    fingerprint_ = now;
-  }
-
-  /// One change of a number always changes it; of several, all but one in 2^32. With as many lanes that a register's
-  /// product need not wait for the one before: as fast as memory is read.
+  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
+  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
     constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
     constexpr std::uint32_t odd = 0x9E3779B1u;
@@ -6207,7 +6348,18 @@ class Writes {
     return out;
   }
 
-  std::atomic<std::uint64_t> version_{1};
+ private:
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t now = fingerprint(numbers, bytes);
+    if (now != fingerprint_) {
+      add();
+      found_.fetch_add(1, std::memory_order_relaxed);
+    }
+    fingerprint_ = now;
+  }
+
+  std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
   std::uint64_t fingerprint_ = 0;
   std::mutex mutex_;
@@ -6450,6 +6602,17 @@ class Storage {
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
+  }
+
+  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
+  /// pointer before is found now.
+  void look() const {
+    if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
+      version();
+  }
+  void settle() const {
+    if (auto* const known = writes(); known != nullptr && known->watched() && present()) [[unlikely]]
+      known->settle(block_->data, block_->bytes);
   }
 
   /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
@@ -7420,8 +7583,28 @@ class Tensor {
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
-  /// Dense, contents undefined. Throws ShapeError where a size is negative or their product too large for any memory.
-  static Tensor empty(const Shape<Rank>& shape, D device = {}) {
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) noexcept = default;
+  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & noexcept = default;
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
+  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
+  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
+  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  template <class Y>
+  Tensor operator=(const Y& y) && {
+    write_through(*this, y);
+    return *this;
+  }
+  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
+  template <class Y>
+  requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
+
+  /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
+  /// negative or their product too large for any memory.
+  static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
     for (const Index size : shape) {
@@ -7434,25 +7617,25 @@ class Tensor {
     return Tensor(std::move(storage), data, shape, row_major(shape));
   }
 
-  static Tensor zeros(const Shape<Rank>& shape, D device = {}) {
+  static Tensor zeros(const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     zero_bytes(device, out.data_, out.bytes());
     return out;
   }
 
   /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
-  static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = {}) {
+  static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
                       " numbers for shape ", shape);
     copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
-  static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = {}) {
+  static Tensor from(std::initializer_list<T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     return from(std::span<const T>(values.begin(), values.size()), shape, device);
   }
 
-  static Tensor full(const Shape<Rank>& shape, T value, D device = {}) {
+  static Tensor full(const Shape<Rank>& shape, T value, D device = default_device<D>()) {
     if constexpr (std::is_same_v<D, Cpu>) {
       Tensor out = empty(shape, device);
       std::fill_n(out.data_, out.numel(), value);
@@ -7462,7 +7645,7 @@ class Tensor {
       return from(std::span<const T>(host.data(), static_cast<std::size_t>(host.numel())), shape, device);
     }
   }
-  static Tensor ones(const Shape<Rank>& shape, D device = {}) { return full(shape, T{1}, device); }
+  static Tensor ones(const Shape<Rank>& shape, D device = default_device<D>()) { return full(shape, T{1}, device); }
 
   bool defined() const { return static_cast<bool>(storage_); }
   D device() const { return storage_.device(); }
@@ -7640,6 +7823,19 @@ void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
   (check<UsageError>(xs.defined(), operation, ": operand ", i++, " is undefined"), ...);
 }
+
+template <Device D>
+[[noreturn, gnu::cold, gnu::noinline]] void fail_for_devices(const char* operation, int i, D other, D first) {
+  fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
+                    ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
+}
+/// Throws DeviceError where operands are on several devices.
+template <AnyTensor First, AnyTensor... Rest>
+void check_same_device(const char* operation, const First& first, const Rest&... rest) {
+  [[maybe_unused]] int i = 0;
+  ((++i, rest.device() == first.device() ? void() : fail_for_devices(operation, i, rest.device(), first.device())),
+   ...);
+}
 }  // namespace detail
 
 }  // namespace chorus
@@ -7663,6 +7859,58 @@ Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
   return x.is_contiguous() ? x : clone(x);
+}
+
+/// What `x[0] = y` does: see Tensor's assignment.
+template <Scalar T, int Rank, Device D, class Y>
+void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
+  if constexpr (std::is_arithmetic_v<Y>) {
+    static_assert(Real<T> || std::is_integral_v<Y>, "x[i] = number: a tensor of integers takes no fractions");
+    write_through(x, Tensor<T, 0, D>::full({}, static_cast<T>(y), x.defined() ? x.device() : D{}));
+  } else if constexpr (!AnyTensor<Y>) {
+    static_assert(AnyTensor<Y>, "x[i] = y: a Tensor takes a Tensor or a number; of a Variable use value()");
+  } else if constexpr (!std::is_same_v<typename Y::value_type, T>) {
+    static_assert(std::is_same_v<typename Y::value_type, T>,
+                  "x[i] = y: both have one scalar type; to<float>(y) converts");
+  } else if constexpr (!std::is_same_v<typename Y::device_type, D>) {
+    static_assert(std::is_same_v<typename Y::device_type, D>,
+                  "x[i] = y: both are on one kind of device; to_device(y, device) copies");
+  } else {
+    static_assert(Y::rank <= Rank, "x[i] = y: the right side has more axes than what is written");
+    detail::check_defined("x[i] = y", x, y);
+    check<UsageError>(x.storage().owners() > 1, "x[i] = y: nobody has the memory that is written, of shape ", x.shape(),
+                      ": expected a view of a tensor, as x[i] or x.slice(...), which what functions compute is not");
+    bool fits = true;
+    for (std::size_t axis = 0; axis < x.shape().size(); ++axis) {
+      check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, "x[i] = y: expected a tensor with a place for ",
+                        "each element, got an expanded one of shape ", x.shape());
+      const std::size_t begin = x.shape().size() - y.shape().size();
+      if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
+    }
+    check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+    // What shares the memory that is written, or lies on another device, is copied first.
+    const bool apart = y.storage().memory().block() != x.storage().memory().block();
+    auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
+    if (right.device() != x.device()) {
+      auto near = Tensor<T, Rank, D>::empty(x.shape(), x.device());
+      copy_bytes(x.device(), near.data(), right.device(), right.data(), right.bytes());
+      right = near;
+    }
+    if (x.is_contiguous())
+      copy_bytes(x.device(), x.data(), x.device(), right.data(), x.bytes());
+    else
+      kernels::scatter_strided(x.device(), x.shape(), right.data(), x.data(), x.strides());
+    x.storage().wrote();
+  }
+}
+
+/// Says why `y` can't be assigned to a name for a Tensor.
+template <Scalar T, int Rank, Device D, class Y>
+void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
+  static_assert(std::is_same_v<Y, void>,
+                "x = y: a name for a Tensor takes a Tensor of the same scalar type, rank and device. A Variable, which "
+                "records, needs the name of a Variable: begin with Variable(x), or auto. x.slice(0, 0, n) = y writes "
+                "into x's memory, and parameter.assign(y) into a parameter's");
 }
 
 }  // namespace chorus
@@ -7772,6 +8020,7 @@ class ThreadTeam {
   Index end_of(int range) const { return count_ * (range + 1) / size_; }
 
   void serve(int self);
+  void end();
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
@@ -10553,7 +10802,7 @@ class GradNode : public Node {
   using tensor_type = Tensor<T, Rank, D>;
 
   GradNode(const char* operation, const Shape<Rank>& shape, D device)
-      : Node(operation), shape_(shape), device_(device) {}
+      : Node(operation, Rank == 0), shape_(shape), device_(device) {}
 
   /// Where the next contribution goes; from then on there is a gradient.
   GradTarget<T, Rank, D> target() {
@@ -10811,7 +11060,7 @@ class BackwardWatch {
  public:
   virtual ~BackwardWatch() = default;
   /// Called once for each run, in its thread. `nodes` are all that it goes through, the last recorded first; the roots
-  /// among them hold their gradients, and none has been sent on. May call `set_scale` of means and `at_backward_end`.
+  /// among them hold their gradients, and none has been sent on. May call `scale_in_backward` and `at_backward_end`.
   /// What it throws comes out of the run, which has then changed nothing; the roots' gradients are dropped.
   virtual void backward_begins(std::span<const Ref<Node>> nodes) = 0;
 };
@@ -10820,6 +11069,9 @@ class BackwardWatch {
 /// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
 void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 
+/// Has the gradient that comes into `node` multiplied by `scale` in the backward run that this thread is in.
+void scale_in_backward(Node& node, double scale);
+
 /// The number of the backward run that this thread is in, the outermost one: no other run in this process has it. 0
 /// outside of a run.
 std::uint64_t backward_run();
@@ -10827,8 +11079,8 @@ std::uint64_t backward_run();
 /// Of the same run: the sequence number of the node whose gradient goes on now.
 std::uint64_t backward_node();
 
-/// Of the same run: those of its nodes that are means, the last recorded first, whether or not backward has passed them
-/// yet. For gradient hooks. Empty outside of a run.
+/// Of the same run: those of its nodes that are means, or sums of a batch, the last recorded first, whether or not
+/// backward has passed them yet. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
 /// Takes the leaves' gradients, each as soon as it is complete.
@@ -10871,6 +11123,7 @@ struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
+  std::vector<Ref<Node>>* scaled;
   std::uint64_t node = 0;  // the sequence number of the one that runs
 };
 /// That of this thread; null outside of one.
@@ -10918,6 +11171,13 @@ CHORUS_INLINE void at_backward_end(std::function<void()> action) {
   run->end_actions.push_back(std::move(action));
 }
 
+CHORUS_INLINE void scale_in_backward(Node& node, double scale) {
+  auto* run = detail::current_backward();
+  check<UsageError>(run != nullptr, "scale_in_backward: no backward is running in this thread");
+  node.set_scale(scale);
+  run->scaled->emplace_back(&node);
+}
+
 CHORUS_INLINE void watch_backward(const std::weak_ptr<BackwardWatch>& watch) {
   thread_local detail::BackwardWatchers watchers;
   std::weak_ptr<BackwardWatch>* free = nullptr;
@@ -10952,7 +11212,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 
   // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
   struct Lists {
-    std::vector<Ref<Node>> nodes, means;
+    std::vector<Ref<Node>> nodes, means, scaled;
     std::vector<Node*> final_leaves, final_far_leaves;
     struct Count {
       Ref<Node> node;
@@ -10979,6 +11239,8 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       lists->final_far_leaves.clear();
       if (!lists->nested)
         for (auto& mean : lists->means) mean->set_scale(1);
+      for (auto& node : lists->scaled) node->set_scale(1);
+      lists->scaled.clear();
       lists->means.clear();
       for (auto& [node, pending, reached] : lists->outer_counts) {
         node->pending_ = pending;
@@ -11011,7 +11273,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       if (found.count) ++input.pending_;
     };
     const Node& node = *lists.nodes[next];
-    if (node.is_mean()) lists.means.push_back(lists.nodes[next]);
+    if (node.is_mean() || node.is_sum_of_batch()) lists.means.push_back(lists.nodes[next]);
     node.for_each_input(find, &lists);
     if (lists.count) node.for_each_far_leaf(find, &lists);
   }
@@ -11020,7 +11282,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.means.begin(), lists.means.end(), later);
 
   // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
-  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means};
+  detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means, .scaled = &lists.scaled};
   struct Scope {
     detail::BackwardRun* outer;
     ~Scope() { detail::current_backward() = outer; }
@@ -11191,6 +11453,12 @@ class Variable {
   static constexpr int rank = Rank;
 
   Variable() = default;
+  Variable(const Variable&) = default;
+  Variable(Variable&&) noexcept = default;
+  /// Of a name alone: nothing comes of `slice(x, 0, 0, 1) = y`.
+  Variable& operator=(const Variable&) & = default;
+  Variable& operator=(Variable&&) & noexcept = default;
+  void operator=(const Variable&) && = delete;  // a view's numbers would be lost: concat or where puts values together
   /// A leaf: with `requires_grad`, backward leaves the gradient in `grad()`.
   explicit Variable(tensor_type value, bool requires_grad = false) : value_(std::move(value)) {
     if (requires_grad) node_ = Ref<node_type>(new LeafNode<T, Rank, D>(value_));
@@ -11356,7 +11624,16 @@ class OperationNode : public GradNode<T, Rank, D> {
   OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward, Ref<Inputs>... inputs)
       : GradNode<T, Rank, D>(operation, value.shape(), value.device()),
         saved_(std::in_place, std::move(backward)),
-        inputs_(std::move(inputs)...) {}
+        inputs_(std::move(inputs)...) {
+    if constexpr (Rank == 0) value_ = value;
+    std::apply(
+        [&](const auto& first, const auto&... rest) {
+          const bool loose = !first || (!rest || ...);
+          this->set_operands(loose, !first,
+                             loose || first->may_be_of_data() || (rest->may_be_of_data() || ...));
+        },
+        inputs_);
+  }
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -11377,10 +11654,16 @@ class OperationNode : public GradNode<T, Rank, D> {
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
     std::apply([&](const auto&... inputs) { ((inputs ? visit(*inputs, context) : void()), ...); }, inputs_);
   }
+  double number() const override {
+    if constexpr (Rank == 0) return static_cast<double>(value_.item());
+    return Node::number();
+  }
 
  private:
   std::optional<Backward> saved_;
   std::tuple<Ref<Inputs>...> inputs_;
+  struct NoValue {};
+  [[no_unique_address]] std::conditional_t<Rank == 0, Tensor<T, Rank, D>, NoValue> value_;
 };
 
 template <class... Inputs>
@@ -11399,6 +11682,15 @@ auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs
 }  // namespace detail
 
 namespace detail {
+template <class Operation>
+constexpr Node::Form form_of() {
+  if constexpr (requires { requires Operation::bilinear; }) return Node::Form::product;
+  if constexpr (requires { requires Operation::quotient; }) return Node::Form::quotient;
+  if constexpr (requires { requires Operation::linear; }) return Node::Form::linear;
+  if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
+  return Node::Form::other;
+}
+
 inline const char* operation_name(const char* name) { return name; }
 template <class Operation>
 const char* operation_name(const Operation& operation) {
@@ -11437,8 +11729,16 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     return record_graph(std::move(operation), std::move(value), std::move(backward), inputs...);
   } else {
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
-    return detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
-                                  node_of(inputs)...);
+    auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
+                                         node_of(inputs)...);
+    if (result.node()) {
+      if constexpr (requires { operation.index; } || requires { operation.labels; })
+        result.node()->set_operands(true, false, true);  // integers are operands, too
+      else
+        result.node()->set_form(detail::form_of<Operation>());
+      if constexpr (Rank == 0 && requires { operation.f.value; }) result.node()->set_operand_number(operation.f.value);
+    }
+    return result;
   }
 }
 
@@ -11457,7 +11757,14 @@ Y as_mean(Y value, double over, bool is_loss = true) {
     if (value.node()) value.node()->set_mean(over, is_loss);
   return value;
 }
-/// The same for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+/// The same value, whose node says that it is a sum: see Node::set_sum.
+template <class Y>
+Y as_sum(Y value, bool is_one = true, double divisor = 0, double counted = 0) {
+  if constexpr (AnyVariable<Y>)
+    if (is_one && value.node()) value.node()->set_sum(divisor, counted);
+  return value;
+}
+/// As `as_mean`, for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
 template <Device D, class Y, class Count>
 Y as_counted_mean(Y value, const Count& count) {
   if constexpr (AnyVariable<Y>) {
@@ -11891,19 +12198,25 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
+namespace detail {
+inline thread_local constinit bool reads_parts = false;
+}
+/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who
+/// does not would take them for the whole.
+struct ReadsParts : detail::Replaced<bool> {
+  ReadsParts() : Replaced(detail::reads_parts, true) {}
+};
+
 /// Of a parameter that is a part: of what, and who has the others.
 struct PartOfParameter {
   Split split;
-  Index width = 0;  ///< of the whole one along the axis
+  std::vector<Index> extents;  ///< of the whole one
   std::shared_ptr<TensorGroup> group;
-};
 
-/// The shape of the whole of which `shape` is a part; null: of itself.
-inline std::vector<Index> whole_shape(std::span<const Index> shape, const PartOfParameter* part) {
-  std::vector<Index> whole(shape.begin(), shape.end());
-  if (part != nullptr) whole[static_cast<std::size_t>(part->split.axis)] = part->width;
-  return whole;
-}
+  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const { return group->part(layout().width, split.unit); }
+};
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -12158,20 +12471,23 @@ Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
           row_major(dense.shape())};
 }
 
-/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved.
+/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved; and
+/// what whole it is a part of, where this process has a part of it.
 template <Device D>
 class AtHome {
  public:
   virtual ~AtHome() = default;
   virtual DType dtype() const = 0;
+  /// The whole one's, also where a part of it, or nothing, is here.
   virtual std::span<const Index> extents() const = 0;
+  /// The shape of what is here: some entries of the axis that ranks share out, or a run of numbers.
+  virtual std::span<const Index> extents_here() const { return extents(); }
   virtual D where() const = 0;
   /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
   /// are not there, under a policy that keeps a part of them on each rank.
   void* memory() const {
-    check_here();
-    if (!storage().present() && !is_part()) [[unlikely]]
-      raise_absent();
+    if (!is_here() || !storage().present()) [[unlikely]]
+      check_readable();
     return place();
   }
   /// The same, whether they are there or not.
@@ -12181,10 +12497,11 @@ class AtHome {
   /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
   /// comparing the numbers with what they were. On a GPU each call counts as one write.
   void* watched_memory() const {
-    if constexpr (std::is_same_v<D, Cpu>)
-      storage().watch();
-    else if (auto* const writes = storage().writes())
+    if constexpr (std::is_same_v<D, Cpu>) {
+      if (is_here()) storage().watch();
+    } else if (auto* const writes = storage().writes()) {
       writes->add();
+    }
     return memory();
   }
   /// Grows whenever the numbers change, so that copies know that they are old.
@@ -12192,6 +12509,10 @@ class AtHome {
   /// To be called by library code that writes into the memory.
   void touch() const {
     if (auto* const writes = storage().writes()) writes->add();
+  }
+  /// The same where the program says what is to be written, as in `assign` and when a file is read.
+  void touch_by_hand() const {
+    if (auto* const writes = storage().writes()) writes->add_by_hand();
   }
   /// The path in the model, for messages; the longest one known.
   void set_name(std::string_view name) const {
@@ -12208,14 +12529,12 @@ class AtHome {
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }
-  Index count() const { return numel(extents()); }
-  /// Whether it is a part of a parameter, which other processes have the rest of: what needs the whole, or all of the
-  /// model, refuses it.
+  /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
+  Index count() const { return numel(extents_here()); }
+  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all.
   virtual bool is_part() const { return false; }
-  /// Where it begins in the whole parameter, in elements.
+  /// Where the run begins among the numbers of the parameter, in elements.
   virtual Index part_begin() const { return 0; }
-  /// The extents of the whole parameter, of which this may be a part.
-  virtual std::span<const Index> whole_extents() const { return extents(); }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  protected:
@@ -12233,7 +12552,10 @@ class AtHome {
         return promises->move(place(), to);
     return false;
   }
-  [[noreturn, gnu::noinline, gnu::cold]] void raise_absent() const {
+  // What a process has of a part it has at all times.
+  [[gnu::noinline, gnu::cold]] void check_readable() const {
+    if (is_part()) return;
+    check_here();
     const auto* const writes = storage().writes();
     fail<UsageError>("'", writes == nullptr ? "" : writes->name,
                      "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
@@ -12290,7 +12612,7 @@ class BufferNode final : public Node, public BufferOn<D> {
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
     return Ref<Node>(new BufferNode(copy));
   }
   void move_to_device(D device) override { this->move_numbers(device); }
@@ -12338,7 +12660,7 @@ class Buffer : public AnyBuffer {
                       "Buffer::assign: expected a dense tensor of shape ", own.shape(), ", got shape ",
                       numbers.shape());
     copy_bytes(own.device(), own.data(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
+    typed().touch_by_hand();
   }
 
   /// For reading; library code that writes calls `touch` of the node.
@@ -12354,17 +12676,97 @@ class Buffer : public AnyBuffer {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
 
+// <chorus/core/ledger.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
+/// What a program has done with a net, in numbers that ranks can compare.
+
 namespace chorus {
+
+/// Of one rank, since ranks compared last. Those that run the same program have the same in theirs at each pass; else
+/// their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's sampler.
+class Ledger {
+ public:
+  /// The steps of one optimizer.
+  struct Steps {
+    const void* optimizer = nullptr;
+    std::int32_t count = 0;
+    double lr = 0;              // of the last one
+    std::uint64_t numbers = 0;  // a hash of all that they went by
+  };
+
+  std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
+  std::int32_t passes = 0;  ///< forward passes in training that record gradients
+  bool uneven = false;      ///< parameters have made other numbers of steps on other ranks, as after a join
+
+  void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
+  /// An optimizer steps with `lr` and other numbers, of which this is a hash.
+  void step(const void* optimizer, double lr, std::uint64_t numbers) {
+    std::size_t i = 0;
+    while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
+    if (i == optimizers_) steps_[optimizers_++] = {.optimizer = optimizer};
+    ++steps_[i].count;
+    steps_[i].lr = lr;
+    steps_[i].numbers = mixed(mixed(steps_[i].numbers, lr), numbers);
+  }
+  std::size_t optimizers() const { return optimizers_; }
+  const Steps& steps(std::size_t optimizer) const { return steps_[optimizer]; }
+  void begin_anew() {
+    optimizers_ = 0;
+    passes = 0;
+  }
+
+  static std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) {
+    return ((hash << 23 | hash >> 41) ^ number) * 0x9E3779B97F4A7C15u;
+  }
+  static std::uint64_t mixed(std::uint64_t hash, double number) {
+    return mixed(hash, std::bit_cast<std::uint64_t>(number));
+  }
+
+ private:
+  std::array<Steps, 8> steps_;  // more optimizers than that share the last place
+  std::size_t optimizers_ = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
+
+namespace chorus {
+
+/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they
+/// decide together. All make the same calls, in one order. They throw CommError where one is lost.
+class ModelRanks {
+ public:
+  virtual ~ModelRanks() = default;
+  /// Over all ranks, in place; the same bits on each.
+  virtual void sum(std::span<double> numbers) = 0;
+  virtual void max(std::span<double> numbers) = 0;
+};
 
 /// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
 /// with.
 template <Device D>
 class ParameterOn : public detail::AtHome<D> {
  public:
-  /// The numbers, to read or write: see Parameter::value.
+  /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
-  /// The gradient's memory; null where there has been none yet.
-  virtual void* grad_data() const = 0;
+  /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
+  /// part of it alone.
+  void* grad_data() const {
+    check_grad_whole();
+    return grad_place();
+  }
+  /// The same for library code, which knows what it has of it.
+  virtual void* grad_place() const = 0;
+  /// Throws UsageError where each process has a part of the gradient alone: of the whole parameter, under
+  /// FullyShardedDataParallel, whose `parameters()` know their parts; and where a policy has said so.
+  void check_grad_whole() const {
+    if (parts_at_ == 0 && !this->storage().in_parts()) [[likely]]
+      return;
+    if (parts_at_ == times_forgotten() + 1 || (this->storage().in_parts() && !this->is_part())) raise_grad_in_parts();
+  }
+  /// Holds until the gradient is forgotten.
+  void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
   /// The block of memory that the gradient lies in; null where it is not known.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since the last `clear_grad`.
@@ -12406,15 +12808,21 @@ class ParameterOn : public detail::AtHome<D> {
   /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
   /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
-  /// What this is a part of, where a policy has shared a parameter out; null of a whole one. What depends on whole
-  /// parameters (a norm, a file) has to ask.
+  /// How a policy has shared the parameter out along an axis, where it has; else null.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
+  /// Throws UsageError for numbers that are one rank's entries of an axis, unless a layer reads them that knows of it.
+  void check_reader() const {
+    if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
+      raise_part();
+  }
+  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One
+  /// that is another process's, all of it, is in no pieces.
+  bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
-  /// Whether other processes read and write the same value: one of them may step each of its numbers, then, and the
-  /// others none.
-  bool in_common() const { return in_common_; }
-  void set_in_common(bool in_common) { in_common_ = in_common; }
+  /// Where the policy of several processes that has it wants to know of its optimizers' steps; else null.
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  void set_ledger(std::shared_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
   /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
   /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
@@ -12422,10 +12830,15 @@ class ParameterOn : public detail::AtHome<D> {
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
-  /// Whether this process has a part of the model's parameters, and others the rest: a norm over those that are here is
-  /// not the model's.
-  bool one_of_a_part() const { return one_of_a_part_; }
-  void set_one_of_a_part(bool part) { one_of_a_part_ = part; }
+  /// Who has the rest of the model, where this process has a part: a norm over the parameters that are here is not the
+  /// model's. Null where it has all.
+  const std::shared_ptr<ModelRanks>& ranks() const { return ranks_; }
+  /// Of the ranks that have the same numbers of this parameter, whether this is the one whose numbers count.
+  bool counts() const { return counts_; }
+  void set_ranks(std::shared_ptr<ModelRanks> ranks, bool counts) {
+    ranks_ = std::move(ranks);
+    counts_ = counts;
+  }
 
   /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
   /// none here is no mistake.
@@ -12433,9 +12846,25 @@ class ParameterOn : public detail::AtHome<D> {
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
  private:
-  bool in_common_ = false, grad_sent_ = false, one_of_a_part_ = false;
-  std::uint32_t local_at_ = 0;  // times_forgotten() + 1 when it was said
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
+                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, "
+                     "and under DistributedDataParallel a ShardedOptimizer, by optimizer.clip_grad_norm(max), "
+                     "scaler.unscale(optimizer) and step()");
+  }
+  [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
+    const auto* const writes = this->storage().writes();
+    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
+                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can "
+                     "compute: read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks "
+                     "call");
+  }
+  bool grad_sent_ = false, counts_ = true;
+  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was said
   std::shared_ptr<const PartOfParameter> part_;
+  std::shared_ptr<ModelRanks> ranks_;
+  std::shared_ptr<Ledger> ledger_;
 };
 
 namespace detail {
@@ -12455,17 +12884,23 @@ template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
   explicit ParameterNode(const Tensor<T, Rank, D>& value)
-      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {}
+      : LeafNode<T, Rank, D>(value), value_(detail::at_home(value)) {
+    this->set_operands(false, false, false);
+  }
 
   const Tensor<T, Rank, D>& value() const {
     this->check_here();
+    this->check_reader();
     return value_;
   }
   /// For shape and device, wherever the numbers are.
   const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
-  std::span<const Index> extents() const override { return value_.shape(); }
+  std::span<const Index> extents() const override {
+    return this->part() != nullptr ? std::span<const Index>(this->part()->extents) : extents_here();
+  }
+  std::span<const Index> extents_here() const override { return value_.shape(); }
   D where() const override { return value_.device(); }
   void* place() const override { return value_.data(); }
   const Storage<D>& storage() const override { return value_.storage(); }
@@ -12474,7 +12909,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_data() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return this->grad_memory().data(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {
@@ -12498,7 +12933,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
-    copy_bytes(device, copy.data(), value_.device(), value_.data(), value_.bytes());
+    copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
     auto* made = new ParameterNode(copy);
     made->wants_grad_ = wants_grad_;
     made->set_part(this->part());
@@ -12506,13 +12941,17 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
   }
   void add_grad_of(const ParameterOn<D>& copy) override {
     auto near = Tensor<T, Rank, D>::empty(value_.shape(), value_.device());
-    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_data(), near.bytes());
+    copy_bytes(near.device(), near.data(), copy.where(), copy.grad_place(), near.bytes());
     this->add(near);
   }
   void set_origin(Ref<Node> operation) override {
     origin_ = Ref<GradNode<T, Rank, D>>(static_cast<GradNode<T, Rank, D>*>(operation.get()));
   }
-  Ref<Node> make_stand_in() const override { return Ref<Node>(new LeafNode<T, Rank, D>(value_)); }
+  Ref<Node> make_stand_in() const override {
+    Ref<Node> leaf(new LeafNode<T, Rank, D>(value_));
+    leaf->set_operands(false, false, false);
+    return leaf;
+  }
   const void* grad_data_of(const Node& stand_in) const override {
     const auto grad = static_cast<const LeafNode<T, Rank, D>&>(stand_in).grad();
     return grad.defined() ? grad.data() : nullptr;
@@ -12588,8 +13027,12 @@ class Parameter : public AnyParameter {
     return numbers();
   }
   /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
-  /// (`zero_grad`); a pointer to its numbers doesn't.
-  Tensor<T, Rank, D> grad() const { return typed().grad(); }
+  /// (`zero_grad`); a pointer to its numbers doesn't. Throws UsageError where each rank has a part of it.
+  Tensor<T, Rank, D> grad() const {
+    typed().check_grad_whole();
+    typed().check_reader();
+    return typed().grad();
+  }
   const Shape<Rank>& shape() const { return described().shape(); }
   D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
@@ -12598,15 +13041,16 @@ class Parameter : public AnyParameter {
   void zero_grad() const { typed().zero_grad(); }
   /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
+    typed().check_reader();
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
                       "Parameter::assign: expected a dense tensor of shape ", shape(), ", got shape ", numbers.shape());
     copy_bytes(device(), typed().memory(), numbers.device(), numbers.data(), numbers.bytes());
-    typed().touch();
+    typed().touch_by_hand();
   }
   /// See Variable::register_hook.
   template <class Hook>
   void register_hook(Hook hook) const {
-    Variable<T, Rank, D>(numbers(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
+    Variable<T, Rank, D>(described(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
   /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
@@ -12816,9 +13260,8 @@ struct RandomContext {
   int dim = 0;
   /// Whether one of the devices has that many samples; null where nobody knows.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The device that this part of the model is on.
-  const char* device_kind = "";
-  int device = 0;
+  /// The slot of the device that this part of the model is on; -1: not known.
+  int device_slot = -1;
 };
 
 namespace detail {
@@ -12828,9 +13271,16 @@ inline RandomContext*& random_context() {
 }
 }  // namespace detail
 
-/// While it lives, random operations of this thread draw from `context`.
-struct RandomScope : detail::Replaced<RandomContext*> {
-  explicit RandomScope(RandomContext& context) : Replaced(detail::random_context(), &context) {}
+/// While it lives, random operations of this thread draw from `context`, and tensors are made on its device.
+class RandomScope {
+ public:
+  explicit RandomScope(RandomContext& context)
+      : context_(detail::random_context(), &context),
+        slot_(detail::pass_slot, context.device_slot < 0 ? detail::pass_slot : context.device_slot) {}
+
+ private:
+  detail::Replaced<RandomContext*> context_;
+  detail::Replaced<int> slot_;
 };
 
 namespace detail {
@@ -13245,6 +13695,8 @@ class InputFile {
 /// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
 /// daemons), and the next file or socket would get such a number, and then whatever is printed.
 
+#include <poll.h>
+
 namespace chorus::detail {
 
 /// Opens those that are closed on /dev/null.
@@ -13264,9 +13716,17 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
-inline std::FILE* open_to_write(const char* path) {
-  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd < 0 ? nullptr : fdopen(fd, "w");
 }
 
@@ -13274,7 +13734,6 @@ inline std::FILE* open_to_write(const char* path) {
 #endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 
 #include <filesystem>
-#include <system_error>
 
 namespace chorus::data {
 
@@ -13749,6 +14208,8 @@ struct SamplerOptions {
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
   int canonical_shares = 0;
+  /// For a net of several ranks, which compare the batches that they compute on.
+  std::shared_ptr<Ledger> ledger = {};
 };
 
 /// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the
@@ -14369,8 +14830,9 @@ class Loader {
   /// in theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the pass of the next begin() start at batch `batches`, to go on where an earlier run was left; the one after
-  /// is whole again.
+  /// Lets the next pass start at batch `batches`, to go on where an earlier run was left; the one after is whole again.
+  /// A pass counts from its first ++ on: whoever looks at the first batch alone, as `*loader.begin()`, takes nothing.
+  /// Throws UsageError for more batches than an epoch has.
   void skip(Index batches);
 
   /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
@@ -14388,12 +14850,17 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
+    /// For a loader around this one that reads ahead: from now on ++ takes nothing, and `goes_on` says that its own
+    /// reader has come to a second batch.
+    void reads_ahead() const;
+    void goes_on() const;
+
    private:
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
   /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
-  /// order again since nobody has called set_epoch.
+  /// order again since nobody has called set_epoch; a look at a first batch is no epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -14412,11 +14879,13 @@ class Loader {
 
   std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
   Sampler sampler_;
-  Index batches_ = 0, skip_ = 0;
+  Index batches_ = 0;
+  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there, and go on, set it to 0
   int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
   /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;  // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
 };
 
 template <class D, class Collate>
@@ -14525,6 +14994,48 @@ struct std::tuple_element<1, chorus::data::Batch> {
 #define CHORUS_SINGLE_CHORUS_DATA_PREFETCH_HPP
 /// Items made ahead of time on background threads and handed out in order.
 
+// <chorus/core/blocked_signals.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+/// `start_thread`: how a thread of the library starts.
+
+#include <csignal>
+#include <system_error>
+
+namespace chorus::detail {
+
+/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
+/// for the threads that the user knows of, and for a launcher's one that supervises.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, where the system
+/// allows no more of them.
+template <class Thread = std::thread, class Kind = CommError, class Body>
+Thread start_thread(std::string_view who, Body body) {
+  const BlockedSignals blocked;
+  try {
+    return Thread(std::move(body));
+  } catch (const std::system_error& error) {
+    fail<Kind>(who, ": a thread cannot be started: ", error.what());
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
+
 #include <condition_variable>
 
 namespace chorus::data {
@@ -14537,7 +15048,8 @@ class Prefetch {
   Prefetch(Index first, Index count, int workers, Index ahead, std::function<Item(Index)> make)
       : make_(std::move(make)), count_(count), claimed_(first), taken_(first), slots_(static_cast<std::size_t>(ahead)) {
     try {
-      for (int i = 0; i < std::min<Index>(workers, count - first); ++i) threads_.emplace_back([this] { work(); });
+      for (int i = 0; i < std::min<Index>(workers, count - first); ++i)
+        threads_.push_back(chorus::detail::start_thread<std::thread, Error>("data loader", [this] { work(); }));
     } catch (...) {
       stop();
       throw;
@@ -14626,11 +15138,16 @@ struct LoaderPass {
   /// A batch, and its place for a trace.
   struct Made {
     B batch;
-    Index samples, global_size;
+    Index number, samples, global_size;
   };
 
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
+  std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
+  bool went_on = false;              // by ++: until then it is a look at the first batch
+  bool in_loop = false;              // somebody has asked for its end
+  bool reads_ahead = false;
+  bool aside = false;  // within another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
@@ -14641,10 +15158,13 @@ struct LoaderPass {
     if (span && current)
       span.describe(trace::place(), "next batch",
                     cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
-    if (!current) running.reset();
+    if (!current)
+      running.reset();
+    else if (Ledger* const ledger = sampler.options().ledger.get(); ledger != nullptr && !aside)
+      ledger->set_batch(sampler.epoch(), current->number);
   }
   Made make(Index b) const {
-    return {plan->make(sampler, b), static_cast<Index>(sampler.share(b, plan->batch).size()),
+    return {plan->make(sampler, b), b, static_cast<Index>(sampler.share(b, plan->batch).size()),
             sampler.global_size(b, plan->batch)};
   }
 };
@@ -14659,6 +15179,9 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
+  // A loop that was left in its first batch is no look, where the epochs are counted.
+  if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
+    Iterator(newest_).goes_on();
   epochs_unset_ = -1;
   sampler_.set_epoch(epoch);
 }
@@ -14666,28 +15189,43 @@ void Loader<B>::set_epoch(Index epoch) {
 template <class B>
 void Loader<B>::skip(Index batches) {
   check<UsageError>(batches >= 0 && batches <= batches_, "DataLoader: can't skip ", batches, " batches of ", batches_);
-  skip_ = batches;
+  skip_ = std::make_shared<Index>(batches);
 }
 
 template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
   const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch.
+  // One inside another, or a look at a batch in the middle of one, is no second epoch; nor is one after a look.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
-  if (!inside && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2) warn_of_one_order(sampler_);
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_)) {  // no iterator has it
+  const bool after_look = epoch && epoch->current && !epoch->went_on;
+  // A loop within the first batch of the one that starts at the place to go on from is whole.
+  const auto at_skip = at_skip_.lock();
+  const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
+                      at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
+  const bool goes_on = skip_ && *skip_ > 0 && !within;
+  if (!inside && !after_look && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2)
+    warn_of_one_order(sampler_);
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator has it
     newest_->running.reset();
     newest_->sampler = sampler_;
+    newest_->skip.reset();
+    newest_->went_on = newest_->in_loop = newest_->reads_ahead = false;
   } else {
     newest_.reset(new LoaderPass<B>{plan_, sampler_});
   }
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
+  pass->aside = inside;
   const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
-  pass->running.emplace(std::exchange(skip_, 0), batches_, plan_->workers, ahead,
+  if (goes_on) {
+    pass->skip = skip_;
+    at_skip_ = newest_;
+  }
+  pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();
+  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left, to look at or to go on to
   return Iterator(newest_);
 }
 
@@ -14699,12 +15237,25 @@ B& Loader<B>::Iterator::operator*() const {
 
 template <class B>
 typename Loader<B>::Iterator& Loader<B>::Iterator::operator++() {
+  if (!pass_->reads_ahead) goes_on();
   pass_->advance();
   return *this;
 }
 
 template <class B>
+void Loader<B>::Iterator::reads_ahead() const {
+  pass_->reads_ahead = pass_->in_loop = true;
+}
+
+template <class B>
+void Loader<B>::Iterator::goes_on() const {
+  pass_->went_on = true;
+  if (const auto skip = std::exchange(pass_->skip, nullptr)) *skip = 0;
+}
+
+template <class B>
 bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
+  if (!pass_->reads_ahead) pass_->in_loop = true;
   return !pass_->current;
 }
 
@@ -14727,7 +15278,6 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 /// `HeldSignal`: around writes that would end the process where they fail.
 
-#include <csignal>
 #include <ctime>
 
 namespace chorus::detail {
@@ -15317,7 +15867,6 @@ LoadReport load(Model& model, const std::string& path);
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 /// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
 
-#include <limits>
 #include <map>
 
 namespace chorus::io {
@@ -15708,9 +16257,9 @@ struct NamedParameter {
 /// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
-  if (named.parameter->part() != nullptr)
-    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that TensorParallel shares ",
-                             "out: ", instead);
+  if (named.parameter->in_pieces())
+    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that ranks share out: ",
+                             instead);
 }
 
 /// A buffer and its path in the model.
@@ -15899,9 +16448,9 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 /// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
 /// all. The format: https://github.com/huggingface/safetensors#format
 
-// <chorus/io/atomic_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+// <chorus/core/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 /// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
 /// killed or a disk full at any moment leaves the old file or the new one.
 
@@ -15914,7 +16463,6 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 /// `HeldSignal`: around writes that would end the process where they fail.
 
 #include <cerrno>
-#include <csignal>
 #include <ctime>
 
 namespace chorus::detail {
@@ -15953,9 +16501,9 @@ class HeldSignal {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 
-// <chorus/io/descriptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+// <chorus/core/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 /// A file descriptor that closes itself, and a file to read.
 
 // <chorus/core/standard_streams.hpp>
@@ -15963,6 +16511,8 @@ class HeldSignal {
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 /// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
 /// daemons), and the next file or socket would get such a number, and then whatever is printed.
+
+#include <poll.h>
 
 namespace chorus::detail {
 
@@ -15983,9 +16533,17 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
-inline std::FILE* open_to_write(const char* path) {
-  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd < 0 ? nullptr : fdopen(fd, "w");
 }
 
@@ -16051,7 +16609,7 @@ class RegularFile {
 };
 
 }  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DESCRIPTOR_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 
 namespace chorus::io {
 
@@ -16063,8 +16621,8 @@ bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 /// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed. Throws FileError where the folder is missing or can't be written, or `path` is there
-  /// and is read-only or no regular file.
+  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
+  /// be written, or `path` is there and is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -16114,19 +16672,28 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
+/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
+/// Throws FileError that begins with `who`.
+void write_file(std::string_view who, const std::string& path, std::string_view text);
+
 }  // namespace chorus::io
 
 #if !CHORUS_COMPILED
-// <chorus/io/atomic_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+// <chorus/core/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 /// How a file is written beside its place, and put there.
 
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/random.h>
 
+#include <climits>
+
 namespace chorus::io {
+
+/// A path in a message: on one line, and whole.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
   const chorus::detail::HeldSignal held(SIGXFSZ);
@@ -16150,7 +16717,7 @@ CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, 
 }
 
 CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": write to a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
   const chorus::detail::HeldSignal held(SIGXFSZ);
   while (!data.empty()) {
     const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
@@ -16162,7 +16729,8 @@ CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
 }
 
 CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": extend of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
   if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
   return folder_path_ + temporary_;
 }
@@ -16172,7 +16740,7 @@ CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const st
 }
 
 CHORUS_INLINE void AtomicFile::commit() {
-  check<UsageError>(!temporary_.empty(), "saving ", path_, ": commit of a file that is committed or has failed");
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
   if (sync(file_) != 0) fail_at("syncing the file to the disk");
   if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
     fail_at("renaming the temporary file");
@@ -16192,7 +16760,7 @@ CHORUS_INLINE void AtomicFile::discard() {
 CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
   const char* reason = std::strerror(errno);
   discard();
-  fail<FileError>("saving ", path_, ": ", step, " failed: ", reason);
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
 }
 
 CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
@@ -16204,18 +16772,25 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
+  constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  if (::lstat(path_.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
-    const std::unique_ptr<char, decltype(&std::free)> followed(::realpath(path_.c_str(), nullptr), &std::free);
-    if (followed == nullptr) fail_at("following the symbolic link");
-    target = followed.get();
+  // Not realpath, which finds no file that is not there yet.
+  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
+    char next[PATH_MAX];
+    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
+    if (links == most_links) errno = ELOOP;
+    if (links == most_links || length < 0) fail_at("following the symbolic link");
+    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
+    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
   }
   const std::size_t slash = target.rfind('/');
   folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
   const std::string folder = folder_path_.empty() ? "." : folder_path_;
   name_ = slash == target.npos ? target : target.substr(slash + 1);
-  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : path_, ": the path has no file name");
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
+                   ": it exists and is not a regular file");
   // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -16228,7 +16803,6 @@ CHORUS_INLINE mode_t AtomicFile::check_old_file() {
     if (errno != ENOENT) fail_at("looking at the old file");
     return 0;
   }
-  check<FileError>(S_ISREG(facts.st_mode), "saving ", path_, ": it exists and is not a regular file");
   if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
   return facts.st_mode & 0777;
 }
@@ -16269,7 +16843,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
     return;
   }
-  fail<FileError>("saving ", path_, ": no temporary file could be made in its folder in ", attempts, " attempts");
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
 }
 
 CHORUS_INLINE std::string AtomicFile::random_name() {
@@ -16283,11 +16858,30 @@ CHORUS_INLINE std::string AtomicFile::random_name() {
   return name += suffix;
 }
 
+CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    try {
+      AtomicFile file(path);
+      file.write(text);
+      return file.commit();
+    } catch (const FileError& error) {
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
+    }
+  }
+  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
+}
+
 }  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_IMPL_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 
 #endif
-#endif  // CHORUS_SINGLE_CHORUS_IO_ATOMIC_FILE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 
 namespace chorus::io {
 
@@ -16313,7 +16907,7 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 
 /// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype.
+/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -16350,6 +16944,177 @@ inline void append_json_string(std::string& out, std::string_view text) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
+
+// <chorus/io/data_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
+/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+
+// <chorus/io/sha256.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+/// SHA-256 through OpenSSL, where the build has it.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#endif
+
+namespace chorus::io {
+
+#if CHORUS_USE_OPENSSL
+
+/// A hash over bytes that come in pieces.
+class Sha256 {
+ public:
+  static constexpr bool available = true;
+
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void update(std::span<const std::byte> data) {
+    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
+  }
+  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  std::string hex() const {
+    constexpr std::string_view digits = "0123456789abcdef";
+    unsigned char hash[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    const Context last(EVP_MD_CTX_new());
+    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
+            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
+    std::string out;
+    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
+
+  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
+
+  Context context_;
+};
+
+#else
+
+/// Stands in where the build has no OpenSSL: making one throws UsageError.
+class Sha256 {
+ public:
+  static constexpr bool available = false;
+
+  Sha256() {
+    fail<UsageError>(
+        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
+        "it again");
+  }
+  void update(std::span<const std::byte>) {}
+  void update(std::string_view) {}
+  std::string hex() const { return {}; }
+};
+
+#endif
+
+/// The hash of `data`, as 64 hexadecimal digits.
+inline std::string sha256_hex(std::span<const std::byte> data) {
+  Sha256 hash;
+  hash.update(data);
+  return hash.hex();
+}
+inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+
+namespace chorus::io {
+
+/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
+/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+inline constexpr std::string_view data_hash_key = "training/data_sha256";
+
+namespace detail {
+
+inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
+
+/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+template <class Read>
+std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
+  std::string hashes;
+  std::vector<std::byte> piece;
+  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
+  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
+    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
+    read(begin, std::span(piece));
+    hashes += sha256_hex(piece);
+  }
+  return hashes;
+}
+
+/// The checksum, of what `piece_hashes` gave to each rank.
+inline std::string data_hash(const std::vector<std::string>& of_ranks) {
+  std::string all;
+  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
+    before = all.size();
+    for (const auto& hashes : of_ranks)
+      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
+  }
+  return sha256_hex(all);
+}
+
+/// The checksum of data that come in any parts, one after the other.
+class DataHash {
+ public:
+  void update(std::span<const std::byte> data) {
+    while (!data.empty()) {
+      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
+      piece_.update(part);
+      data = data.subspan(part.size());
+      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
+    }
+  }
+  std::string hex() {
+    if (in_piece_ > 0) end_piece();
+    return data_hash({hashes_});
+  }
+
+ private:
+  void end_piece() {
+    hashes_ += piece_.hex();
+    piece_ = Sha256();
+    in_piece_ = 0;
+  }
+
+  Sha256 piece_;
+  std::size_t in_piece_ = 0;
+  std::string hashes_;
+};
+
+/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
+  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
+                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+}
+
+/// The same of a whole file.
+template <class Reader>
+void check_data_hash(const Reader& file) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
+  check_data_hash(cat("loading ", file.path()), noted->second, hash);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 
 namespace chorus::io::detail {
 
@@ -16415,7 +17180,14 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
                                      const Metadata& metadata) {
   std::vector<const TensorView*> order;
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  const std::string header = detail::safetensors_header(path, order, metadata);
+  std::string header = detail::safetensors_header(path, order, metadata);
+  if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
+    detail::DataHash hash;  // of the data in their order in the file
+    for (const TensorView* tensor : order) hash.update(tensor->data);
+    Metadata noted = metadata;
+    noted.at(key) = hash.hex();
+    header = detail::safetensors_header(path, order, noted);
+  }
   AtomicFile file(path);
   file.write(header);
   for (const TensorView* tensor : order) file.write(tensor->data);
@@ -16446,7 +17218,7 @@ template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of what `part` is
+  std::vector<Index> shape;  ///< of the whole
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
@@ -16455,10 +17227,12 @@ struct TensorPlace {
   std::shared_ptr<const PartOfParameter> part = {};
   bool writes = true;  ///< of ranks that have the same, one writes
 
-  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
-  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// How many are here.
-  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
+  std::size_t count() const {
+    if (part_count) return *part_count;
+    return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
+  }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
   /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
@@ -16474,8 +17248,7 @@ struct TensorPlace {
           static_cast<std::size_t>(to - from) * size);
     };
     if (part == nullptr) return run(0, 0, numel(shape));
-    const SplitLayout layout(shape, part->split, part->width);
-    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
+    part->layout().for_runs(part->mine(), run);
   }
   void copy_to(void* numbers) const {
     if (device)
@@ -16541,7 +17314,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
   for (const auto& named : net.parameters()) {
     const auto& p = *named.parameter;
-    const auto extents = p.whole_extents();
+    if (!p.is_here()) continue;
+    const auto extents = p.extents();
     places.push_back({.name = named.name,
                       .dtype = p.dtype(),
                       .shape = {extents.begin(), extents.end()},
@@ -16575,8 +17349,8 @@ void check_whole(const TensorPlace<D>& tensor) {
 /// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
 template <Device D>
 void say_changed(nn::Module& model) {
-  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
-  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch_by_hand();
 }
 
 }  // namespace chorus::io::detail
@@ -16658,6 +17432,8 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
 /// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
+
+#include <chrono>
 
 // <chorus/comm/connect.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
@@ -16852,8 +17628,6 @@ class AbortReason {
 #define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 /// A process's place among the processes of a job, as a launcher tells it.
 
-#include <chrono>
-
 namespace chorus::comm {
 
 /// The ranks that one communicator can join; `trace` counts bytes for as many.
@@ -16893,6 +17667,7 @@ struct World {
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
+  std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
   /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
   std::string purpose = {};
   /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
@@ -17587,6 +18362,10 @@ class Transport {
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
+  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
+  /// the first call.
+  virtual void set_names(const std::vector<int>&) {}
+
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
 
@@ -17777,8 +18556,9 @@ struct Step {
 /// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", from, " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", from, " sent ", piece.bytes, " bytes where ", bytes, " belong");
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
+                   " belong");
   return piece;
 }
 
@@ -17890,7 +18670,7 @@ inline void monitored_barrier(const Collective& c) {
     if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::string names;
-  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", peer);
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
     fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
                       c.link.timeout.count() * 9 / 10, " ms");
@@ -18822,45 +19602,6 @@ class FlightRecorder {
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
 /// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
 
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `start_thread`: how a thread of the library starts.
-
-namespace chorus::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
-/// system allows no more of them.
-template <class Thread = std::thread, class Body>
-Thread start_thread(std::string_view who, Body body) {
-  const BlockedSignals blocked;
-  try {
-    return Thread(std::move(body));
-  } catch (const std::system_error& error) {
-    fail<CommError>(who, ": a thread cannot be started: ", error.what());
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-
 namespace chorus::comm {
 
 /// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
@@ -19020,6 +19761,7 @@ struct TracedCall {
     if (call.bucket >= 0) fields.field("bucket", call.bucket);
     if (call.unit >= 0) fields.field("unit", call.unit);
     if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (envelope.op == Op::broadcast) fields.field("root", peer);
     if (!members.empty()) fields.field("group", members);
     args = fields.fields();
   }
@@ -19052,8 +19794,8 @@ class QueuedEngine : public Engine {
   }
 
  protected:
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what)
-      : Engine(me, ranks, names), name_(what), recorder_(me, {}, names) {}
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
+      : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
   /// Carries out one call, or throws why not. By one thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
@@ -19138,7 +19880,8 @@ class QueuedEngine : public Engine {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
     const auto what =
-        cat("rank ", rank, ": ", recorder_.call(recorder_.newest()).text(), ": ", aborted_ ? "aborted: " : "",
+        cat("rank ", rank_in_job(), ": ", recorder_.call(recorder_.newest()).text(),
+            axis_.empty() ? "" : " on the axis ", axis_, ": ", aborted_ ? "aborted: " : "",
             aborted_           ? std::string_view(aborted_.why())
             : failure_.empty() ? why
                                : std::string_view(cat("this communicator has failed before: ", failure_)));
@@ -19151,6 +19894,7 @@ class QueuedEngine : public Engine {
 
   const int process_ = getpid();
   const std::string_view name_;
+  const std::string axis_;
   AbortReason aborted_;
   std::string failure_;
   std::uint32_t collectives_ = 0;
@@ -19212,9 +19956,12 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
-                  Algorithm all_reduce)
-      : QueuedEngine(link->rank, link->size, names, name), link_(std::move(link)), all_reduce_(all_reduce) {
+                  Algorithm all_reduce, std::string axis)
+      : QueuedEngine(link->rank, link->size, names, name, std::move(axis)),
+        link_(std::move(link)),
+        all_reduce_(all_reduce) {
     check_all_reduce(all_reduce, *link_, name);
+    link_->set_names(names);
     link_->may_spin = &calls().caller_waits();
   }
   ~TransportEngine() override { stop(); }
@@ -19250,11 +19997,13 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`: see World. Throws UsageError, on all ranks, for an
-  /// all-reduce that can't be done there.
+  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
+  /// an all-reduce that can't be done there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
-                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic)
-      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce)) {}
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
+                                 std::string axis = {})
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce,
+                                                                  std::move(axis))) {}
 };
 
 static_assert(Communicator<TransportCommunicator>);
@@ -19647,7 +20396,6 @@ class MappedWindows {
 /// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
 
 #include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -19699,6 +20447,9 @@ struct alignas(64) Seat {
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
+  // Of the board of a whole job: the same of its groups, which have boards of their own.
+  std::atomic<Waiting> waits_in_group;
+  std::atomic<Clock::rep> group_pulse;
 };
 
 struct Board {
@@ -19718,7 +20469,7 @@ static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatom
 class Place {
  public:
   /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are some of a job.
+  /// where they are some of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -19732,6 +20483,10 @@ class Place {
     }
   }
   ~Place() {
+    {
+      const std::lock_guard lock(OfJob::of_process().mutex);
+      if (OfJob::of_process().place == this) OfJob::of_process().place = nullptr;
+    }
     if (getpid() == process_) {  // a forked child is no rank
       seat(rank_).left.store(1);
       ring_all_bells();
@@ -19741,6 +20496,14 @@ class Place {
   }
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
+
+  /// The group's ranks go by these numbers in messages, where it is a part of the job; else it is the job, and ranks
+  /// tell each other at this board whom they wait for in groups. Before the first wait.
+  void set_names_in_job(const std::vector<int>& names) {
+    in_job_ = names;
+    const std::lock_guard lock(OfJob::of_process().mutex);
+    if (names.empty() && !among_threads() && OfJob::of_process().place == nullptr) OfJob::of_process().place = this;
+  }
 
   bool among_threads() const { return pid(rank_) == 0; }
   int pid(int who) const { return seat(who).pid.load(std::memory_order_relaxed); }
@@ -19772,18 +20535,20 @@ class Place {
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
+      tell_job(peer);
       look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     own.waits.store({});
+    tell_job(nobody);
   }
 
   /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
     check();  // why it has left, if it has said so
-    fail<LinkError>("rank ", name(peer), " has left the group");
+    fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
   /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
@@ -19807,7 +20572,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name(who), " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
   /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
@@ -19827,7 +20592,7 @@ class Place {
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
-      board_.culprit = name(rank_);
+      board_.culprit = name_in_job(rank_);
       board_.reason = FixedText<1024>(why);
       board_.verdict.store(Board::given_up);
     }
@@ -19837,10 +20602,33 @@ class Place {
 
  private:
   static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr int nobody = -1;
+
+  /// This process's place at the board of its job, where it has one.
+  struct OfJob {
+    std::mutex mutex;
+    Place* place = nullptr;
+    static OfJob& of_process() {
+      static OfJob of_job;
+      return of_job;
+    }
+  };
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
+  int in_job(int named) const { return in_job_.empty() ? named : in_job_[static_cast<std::size_t>(named)]; }
+  int name_in_job(int who) const { return in_job(name(who)); }
+
+  void tell_job(int peer) const {
+    if (in_job_.empty() || among_threads()) return;
+    const std::lock_guard lock(OfJob::of_process().mutex);
+    const Place* const job = OfJob::of_process().place;
+    if (job == nullptr) return;
+    Seat& own = job->seat(job->rank_);
+    own.group_pulse.store(Clock::now().time_since_epoch().count());
+    own.waits_in_group.store(peer == nobody ? Waiting{} : Waiting{Waiting::for_another, name_in_job(peer)});
+  }
 
   void ring_bell(int who) const noexcept {
     seat(who).bell.fetch_add(1);
@@ -19866,25 +20654,46 @@ class Place {
   }
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
-  [[gnu::cold]] std::string chain(int who) const {
-    std::string text = cat("rank ", name(who));
-    for (int length = 0; length < size_; ++length) {
-      const auto waits = seat(who).waits.load();
-      const auto pulse = Clock::time_point(Clock::duration(seat(who).pulse.load()));
-      if (waits.what == Waiting::for_nothing || Clock::now() - pulse > 10 * nap)
-        return text + ", which is stopped or busy elsewhere";
-      if (waits.what == Waiting::for_another) return text + cat(", which waits for rank ", waits.rank);
-      if (waits.rank == rank_) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(waits.rank));
-      who = waits.rank;
+  [[gnu::cold]] std::string chain(int peer) const {
+    int who = name_in_job(peer);
+    std::string text = cat("rank ", who);
+    for (int length = 0; length < max_ranks; ++length) {
+      Sight seen = look_at(who);
+      if (seen.awaited == nobody && !in_job_.empty()) {
+        const std::lock_guard lock(OfJob::of_process().mutex);
+        if (const Place* const job = OfJob::of_process().place) seen = job->look_at(who);
+      }
+      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy elsewhere" : text;
+      if (seen.awaited == name_in_job(rank_)) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", who = seen.awaited);
     }
     return text;
+  }
+  /// What this board tells of a rank of the job: for whom it waits.
+  struct Sight {
+    bool has_seat = false;
+    int awaited = nobody;
+  };
+  [[gnu::cold]] Sight look_at(int number) const {
+    const auto lasts = [](const std::atomic<Clock::rep>& pulse) {
+      return Clock::now() - Clock::time_point(Clock::duration(pulse.load())) <= 10 * nap;
+    };
+    for (int who = 0; who < size_; ++who) {
+      if (name_in_job(who) != number) continue;
+      const auto waits = seat(who).waits.load(), in_group = seat(who).waits_in_group.load();
+      if (waits.what != Waiting::for_nothing && lasts(seat(who).pulse))
+        return {true, waits.what == Waiting::for_another ? in_job(waits.rank) : name_in_job(waits.rank)};
+      if (in_group.what != Waiting::for_nothing && lasts(seat(who).group_pulse)) return {true, in_group.rank};
+      return {true, nobody};
+    }
+    return {};
   }
 
   Board& board_;
   const int rank_, size_, process_ = getpid();
   const std::chrono::milliseconds timeout_;
   const std::vector<int> names_;
+  std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
 };
@@ -19987,6 +20796,7 @@ class ShmTransport final : public Transport {
     place_.check_is_here(peer, full, 0);
     return full.load(std::memory_order_acquire) != 0;
   }
+  void set_names(const std::vector<int>& in_job) override { place_.set_names_in_job(in_job); }
   /// See detail::Place.
   detail::Place& place() { return place_; }
 
@@ -21491,6 +22301,8 @@ class TcpTransport final : public Transport {
   }
   static constexpr int nobody = -1;
 
+  void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
+
   /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
   /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
@@ -21577,7 +22389,7 @@ class TcpTransport final : public Transport {
     while (true) {
       const bool in_head = p.received < sizeof p.head;
       if (!in_head && p.head.bytes > slot_bytes)
-        fail<LinkError>("rank ", peer, " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
+        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
                         " are possible");
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
@@ -21596,7 +22408,7 @@ class TcpTransport final : public Transport {
       read_news();
       poll(nullptr, 0, 10);
     }
-    fail<LinkError>("rank ", peer, at(peer).left ? " has left the group" : " has closed its connection",
+    fail<LinkError>("rank ", name(peer), at(peer).left ? " has left the group" : " has closed its connection",
                     at(peer).data.trouble());
   }
 
@@ -21646,12 +22458,14 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", who, " is gone: its process has ended, or the network to it", p.news.trouble());
+          fail<LinkError>("rank ", name(who), " is gone: its process has ended, or the network to it",
+                          p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        if (p.last.kind == detail::News::gives_up) fail<LinkError>("rank ", who, " gave up: ", p.last.reason.view());
+        if (p.last.kind == detail::News::gives_up)
+          fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
         if (p.last.kind == detail::News::leaves) p.left = true;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
       }
@@ -21665,17 +22479,20 @@ class TcpTransport final : public Transport {
 
   /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
   [[gnu::cold]] std::string chain(int who) {
-    auto text = cat("rank ", who);
+    auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
       who = at(who).waits_for;
       if (who < 0 || who >= size) return text + ", which is stopped or busy elsewhere";
       if (who == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", who);
+      text += cat(", which waits for rank ", name(who));
     }
     return text;
   }
 
+  int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
+
   const int process_ = getpid();
+  std::vector<int> names_;  // in the job
   Peers peers_;
   int told_waiting_ = nobody;
   Socket alarm_;  // readable once this rank has aborted
@@ -21774,6 +22591,10 @@ class HybridTransport final : public Transport {
   void release(int peer) override { to(peer).release(at(peer)); }
   bool has_piece(int peer) override { return to(peer).has_piece(at(peer)); }
   void flush() override { tcp_->flush(); }
+  void set_names(const std::vector<int>& in_job) override {
+    tcp_->set_names(in_job);
+    if (shm_) shm_->set_names(in_job);
+  }
   void check() override {
     tcp_->check();
     if (shm_) shm_->check();
@@ -22048,7 +22869,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   const auto carrier = dynamic_cast<const ShmTransport*>(link.get()) ? Backend::shm
                        : !link->machines().empty()                   ? Backend::hierarchical
                                                                      : Backend::tcp;
-  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce);
+  return TransportCommunicator(name(carrier), std::move(link), world.members, world.all_reduce, world.axis);
 }
 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
@@ -22084,7 +22905,6 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 #include <cctype>
 #include <cerrno>
 #include <locale.h>
-#include <system_error>
 
 namespace chorus::detail {
 
@@ -22216,7 +23036,6 @@ struct DeviceList {
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 /// `HeldSignal`: around writes that would end the process where they fail.
 
-#include <csignal>
 #include <ctime>
 
 namespace chorus::detail {
@@ -22315,6 +23134,7 @@ inline std::string format_list(const char* form, std::va_list values) {
 /// daemons), and the next file or socket would get such a number, and then whatever is printed.
 
 #include <fcntl.h>
+#include <poll.h>
 
 namespace chorus::detail {
 
@@ -22335,9 +23155,17 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A new, empty file to write text to, as fopen(path, "we") makes it; null, with errno, where there is none.
-inline std::FILE* open_to_write(const char* path) {
-  const int fd = above_standard_streams(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return fd < 0 ? nullptr : fdopen(fd, "w");
 }
 
@@ -22348,18 +23176,23 @@ namespace chorus::detail {
 
 class LogFile {
  public:
-  /// Replaces the file at `path`; an empty path makes one that takes no bytes. `log`, for messages, lives on. Throws
-  /// FileError, as all calls do.
-  LogFile(const char* log, std::string path);
+  enum class Sharing { may_be_shared, alone };
+
+  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
+  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
+  /// for messages, lives on. Throws FileError, as all calls do.
+  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
+  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  void clear();
 
  private:
   struct Close {
     void operator()(std::FILE* file) const {
-      const HeldSignal held(SIGXFSZ);
+      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
       std::fclose(file);
     }
   };
@@ -22378,27 +23211,43 @@ class LogFile {
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
 /// How a line gets into a file whole.
 
+#include <sys/file.h>
+
 namespace chorus::detail {
 
-CHORUS_INLINE LogFile::LogFile(const char* log, std::string path) : log_(log), path_(std::move(path)) {
+CHORUS_INLINE LogFile::LogFile(const char* log, std::string path, Sharing sharing) : log_(log), path_(std::move(path)) {
   if (path_.empty()) return;
-  file_.reset(open_to_write(path_.c_str()));
+  const bool alone = sharing == Sharing::alone;
+  file_.reset(open_to_write(path_.c_str(), alone));
   if (file_ == nullptr) write_failed();
+  struct stat facts {};
+  if (!alone || ::fstat(::fileno(file_.get()), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
+  const bool taken = ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  check<FileError>(!taken, log_, ": cannot write '", printable(path_, 4096), "': another program is writing it");
 }
 
 CHORUS_INLINE void LogFile::write(std::string_view bytes) {
   if (file_ == nullptr) return;
-  const HeldSignal held(SIGXFSZ);
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
   if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
 }
 
 CHORUS_INLINE void LogFile::flush() {
-  const HeldSignal held(SIGXFSZ);
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
   if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
 }
 
+CHORUS_INLINE void LogFile::clear() {
+  struct stat own {}, there {};
+  const int file = ::fileno(file_.get());
+  if (::fstat(file, &own) != 0 || !S_ISREG(own.st_mode)) return;
+  if (::stat(path_.c_str(), &there) != 0 || there.st_dev != own.st_dev || there.st_ino != own.st_ino)
+    *this = LogFile(log_, std::string(path_), Sharing::alone);
+  if (::ftruncate(::fileno(file_.get()), 0) != 0) write_failed();
+}
+
 CHORUS_INLINE void LogFile::write_failed() const {
-  fail<FileError>(log_, ": cannot write '", path_, "': ", std::strerror(errno));
+  fail<FileError>(log_, ": cannot write '", printable(path_, 4096), "': ", std::strerror(errno));
 }
 
 }  // namespace chorus::detail
@@ -22429,9 +23278,15 @@ struct TracedProcess {
   int first_slot = 0;                ///< of the kind of devices, see trace_slot
 };
 
+namespace detail {
+struct TraceHead;
+}
+
 /// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
-/// optimizer's step. Each rank writes a file of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can
-/// be read wherever the run ends. When the last rank has recorded its steps, all become one file at `path`.
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
 ///
 /// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
 /// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
@@ -22440,8 +23295,8 @@ struct TracedProcess {
 /// "clock_error_us".
 class TraceRecorder final : public trace::Listener, public trace::StepCounter {
  public:
-  /// Throws UsageError for options that make no sense, FileError where the file can't be written. Must outlive all
-  /// threads that compute. One at a time in a process.
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
   TraceRecorder(TraceOptions options, TracedProcess process);
   ~TraceRecorder() override { finish(); }
 
@@ -22450,6 +23305,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 
   void stepped() override { stepped_ = true; }
   void forward_begins() override;
+  void evaluation_begins() override;
   void note(std::string_view key, std::string_view json) override;
 
   std::int64_t now() override {
@@ -22479,10 +23335,14 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
     Held held;
   };
 
+  void hold(int device, std::int64_t at);
   int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  detail::TraceHead head() const;
   void begin_window();
-  void end_step();
+  void end_step(std::int64_t end);
   void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
   void write(char phase, const trace::Event& event);
   void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
   void write_sums(std::int64_t at);
@@ -22494,12 +23354,15 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
   std::atomic<bool> stepped_{true}, recording_{false};
   std::mutex mutex_;  // for all that follows
   std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
   std::string lines_;
   std::unique_ptr<detail::LogFile> file_;
   std::vector<std::pair<std::string, std::string>> notes_;
   std::vector<int> devices_;  // that are named in the file
   std::vector<Sum> sums_;
-  std::vector<Held> held_;  // by device
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
   std::vector<Sample> samples_;
   bool finished_ = false;
 };
@@ -22512,6 +23375,346 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 #define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
 /// How TraceRecorder writes.
 
+// <chorus/core/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
+/// killed or a disk full at any moment leaves the old file or the new one.
+
+// <chorus/core/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+/// A file descriptor that closes itself, and a file to read.
+
+namespace chorus::io {
+
+/// Owns `value`, unless it is negative. It is none of the standard streams'.
+struct Descriptor {
+  int value = -1;
+
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+
+namespace chorus::io {
+
+/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
+/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
+  /// be written, or `path` is there and is read-only or no regular file.
+  explicit AtomicFile(std::string path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes);
+  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data);
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
+  /// untouched, save where the message says that only the folder's sync failed.
+  void commit();
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard();
+
+  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  [[noreturn]] void fail_at(std::string_view step);
+
+  static int sync(const Descriptor& descriptor);
+
+  void open_folder();
+
+  /// The permissions that the new file takes over; 0 where there is no old file.
+  mode_t check_old_file();
+
+  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  void remove_leftovers() const;
+
+  void create(mode_t mode);
+
+  std::string random_name();
+
+  std::string path_, folder_path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
+/// Throws FileError that begins with `who`.
+void write_file(std::string_view who, const std::string& path, std::string_view text);
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/core/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+/// How a file is written beside its place, and put there.
+
+#include <dirent.h>
+
+namespace chorus::io {
+
+/// A path in a message: on one line, and whole.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
+
+CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  open_folder();
+  const mode_t mode = check_old_file();
+  remove_leftovers();
+  create(mode);
+}
+
+CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) fail_at("writing");
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+  return folder_path_ + temporary_;
+}
+
+CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
+  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+}
+
+CHORUS_INLINE void AtomicFile::commit() {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
+  if (sync(file_) != 0) fail_at("syncing the file to the disk");
+  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+    fail_at("renaming the temporary file");
+  }
+  temporary_.clear();
+  // Some file systems can't sync a folder and say EINVAL.
+  if (sync(folder_) != 0 && errno != EINVAL) {
+    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+  }
+}
+
+CHORUS_INLINE void AtomicFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
+  const char* reason = std::strerror(errno);
+  discard();
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
+}
+
+CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
+  int status = 0;
+  do {
+    status = ::fsync(descriptor.value);
+  } while (status != 0 && errno == EINTR);
+  return status;
+}
+
+CHORUS_INLINE void AtomicFile::open_folder() {
+  constexpr int most_links = 40;  // as of Linux
+  std::string target = path_;
+  struct stat facts {};
+  // Not realpath, which finds no file that is not there yet.
+  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
+    char next[PATH_MAX];
+    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
+    if (links == most_links) errno = ELOOP;
+    if (links == most_links || length < 0) fail_at("following the symbolic link");
+    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
+    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
+  }
+  const std::size_t slash = target.rfind('/');
+  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+  const std::string folder = folder_path_.empty() ? "." : folder_path_;
+  name_ = slash == target.npos ? target : target.substr(slash + 1);
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
+                   ": it exists and is not a regular file");
+  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  prefix_ = cat('.', name_.substr(0, 200), '.');
+  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+}
+
+CHORUS_INLINE mode_t AtomicFile::check_old_file() {
+  struct stat facts {};
+  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) fail_at("looking at the old file");
+    return 0;
+  }
+  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+  return facts.st_mode & 0777;
+}
+
+CHORUS_INLINE void AtomicFile::remove_leftovers() const {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+  if (folder == nullptr) return;
+  own.value = -1;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+    ::unlinkat(folder_.value, entry->d_name, 0);
+  }
+}
+
+CHORUS_INLINE void AtomicFile::create(mode_t mode) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = random_name();
+    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.value < 0) {
+      if (errno == EEXIST || errno == EINTR) continue;
+      fail_at("creating a temporary file in its folder");
+    }
+    temporary_ = name;
+    file_ = std::move(file);
+    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
+    // name any more.
+    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat facts {};
+    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+    if (taken || facts.st_nlink == 0) continue;
+    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+    return;
+  }
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
+}
+
+CHORUS_INLINE std::string AtomicFile::random_name() {
+  unsigned char bytes[digits / 2];
+  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+  std::string name = prefix_;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view hex = "0123456789abcdef";
+    (name += hex[byte >> 4]) += hex[byte & 15];
+  }
+  return name += suffix;
+}
+
+CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    try {
+      AtomicFile file(path);
+      file.write(text);
+      return file.commit();
+    } catch (const FileError& error) {
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
+    }
+  }
+  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+
 // <chorus/train/merge_traces.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
@@ -22520,8 +23723,8 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 namespace chorus {
 
 /// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
-/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do. Throws
-/// FileError where it can't be written.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
+/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
 bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 
 }  // namespace chorus
@@ -22923,7 +24126,7 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
                             .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
   auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
   for (const auto& line : lines) text += line.text();
-  text.erase(text.size() - 2);  // the last comma
+  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
   return text + "\n]}\n";
 }
 
@@ -22932,24 +24135,44 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
 
 namespace chorus::detail {
 
-/// Nothing where it is not there, or no part: another rank may have made one file of them by now.
+/// Whether another program is, as LogFile::Sharing::alone.
+inline bool is_being_written(const std::string& path) {
+  const io::Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  return file.value >= 0 && ::flock(file.value, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now. Throws FileError
+/// where it can't be read.
 inline std::optional<TracePart> read_trace_part(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  if (!std::getline(file, text) || text != "[") return std::nullopt;
+  constexpr std::uint64_t most = std::uint64_t{1} << 30;
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string all(file.size(), ' ');
+  file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
+  std::string_view rest = all, text;
+  const auto next = [&] {  // as getline
+    text = rest.substr(0, rest.find('\n'));
+    const bool any = !rest.empty();
+    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
+    return any;
+  };
+  if (!next() || text != "[") return std::nullopt;
   TracePart part;
-  if (!std::getline(file, text)) return std::nullopt;
+  if (!next()) return std::nullopt;
   const auto head = TraceHead::read(text);
   if (!head) return std::nullopt;
   part.head = *head;
-  while (std::getline(file, text)) {
+  while (next()) {
     if (text == "]") {
       part.complete = true;
     } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
       part.peaks = json_value(text, "peaks").value_or("");
       part.notes = json_value(text, "notes").value_or("");
     } else if (text.starts_with("{\"ph\":\"M\"")) {
-      part.names += text + '\n';
+      (part.names += text) += '\n';
     } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
       part.lines.push_back(std::move(*line));
     }
@@ -23006,7 +24229,12 @@ namespace chorus {
 
 CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
   using namespace detail;
+  const auto remove_parts = [&] {
+    for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
+  };
   std::vector<TracePart> parts;
+  for (int rank = 0; as_it_is && rank < ranks; ++rank)
+    if (is_being_written(TraceRecorder::part_of(path, rank))) return false;  // by another run
   for (int rank = 0; rank < ranks; ++rank) {
     auto part = read_trace_part(TraceRecorder::part_of(path, rank));
     const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
@@ -23015,22 +24243,16 @@ CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_i
     else if (!as_it_is)
       return false;
   }
-  if (parts.empty()) return false;
-  const auto error = align_clocks(parts);
-  const auto text = whole_trace(parts, ranks, error);
-  const auto beside = cat(path, ".new", getpid());
-  {
-    LogFile file("trace", beside);
-    file.write(text);
-    file.flush();
-  }
-  if (std::rename(beside.c_str(), path.c_str()) != 0) {
-    const auto why = std::strerror(errno);
-    unlink(beside.c_str());
-    fail<FileError>("trace: cannot write '", path, "': ", why);
-  }
-  for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
-  return true;
+  std::exception_ptr unwritten;
+  if (!parts.empty()) try {
+      const auto error = align_clocks(parts);
+      io::write_file("trace", path, whole_trace(parts, ranks, error));
+    } catch (const FileError&) {
+      unwritten = std::current_exception();
+    }
+  remove_parts();
+  if (unwritten) std::rethrow_exception(unwritten);
+  return !parts.empty();
 }
 
 }  // namespace chorus
@@ -23040,6 +24262,17 @@ CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_i
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
 
 namespace chorus {
+
+namespace detail {
+
+/// Nanoseconds for which this thread was ready to run and had no core, since it began; -1: the system does not tell.
+CHORUS_INLINE std::int64_t waited_for_core() {
+  std::int64_t ran = 0, waited = -1;
+  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
+  return waited;
+}
+
+}  // namespace detail
 
 CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
   const char* const end = text.data() + text.size();
@@ -23057,11 +24290,9 @@ CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess p
   check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
   check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
   // What was written before stays until there is something new; but that it can be written is known at once.
-  const auto part = part_of(options_.path, process_.rank);
-  const int file = open(part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  check<FileError>(file >= 0, "trace: cannot write '", part, "': ", std::strerror(errno));
-  close(file);
-  if (process_.rank > 0) unlink(part.c_str());  // of an earlier run
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
+                                            detail::LogFile::Sharing::alone);
+  if (process_.rank > 0) file_->clear();  // of an earlier run
   if (process_.distributed) trace::set_place_of_process(process_.rank);
   trace::count_steps(this);
 }
@@ -23072,14 +24303,16 @@ CHORUS_INLINE void TraceRecorder::finish() noexcept {
     const std::lock_guard lock(mutex_);
     if (std::exchange(finished_, true)) return;
     if (recording_) {
-      if (stepped_) end_step();
+      if (stepped_ && !evaluates_) end_step(now());
       end_window();
     }
+    const bool earlier = recorded_ == 0 && !end_empty();
     if (recorded_ < options_.steps && process_.rank == 0)
-      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '", options_.path, "' has ",
-                      recorded_, " of the ", options_.steps, " from step ", options_.first_step, " on"));
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
+                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
+                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
   } catch (const std::exception& error) {
-    detail::say(error.what());
+    give_up(error);
   }
 }
 
@@ -23089,16 +24322,57 @@ CHORUS_INLINE void TraceRecorder::forward_begins() {
   if (finished_) return;
   ++step_;
   try {
-    if (recording_) end_step();
+    if (recording_ && !evaluates_) end_step(now());
+    if (std::exchange(evaluates_, false)) {  // what it sent and holds is no step's
+      const auto begin = now();
+      write_sums(begin);
+      for (std::size_t device = 0; device < held_.size(); ++device)
+        if (held_[device] != Held{}) hold(static_cast<int>(device), begin);
+    }
     if (step_ == options_.first_step) begin_window();
     if (step_ == options_.first_step + options_.steps) end_window();
-  } catch (const FileError& error) {  // the run is worth more than its picture
-    detail::say(cat("warning: ", error.what(), "; the trace ends here"));
-    finished_ = true;
-    recording_ = false;
-    trace::listen(nullptr);
+  } catch (const FileError& error) {
+    give_up(error);
   }
   step_begin_ = now();
+  loader_begin_ = 0;
+}
+
+CHORUS_INLINE void TraceRecorder::evaluation_begins() {
+  if (!stepped_) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || evaluates_) return;
+  try {
+    end_step(loader_begin_ > 0 ? loader_begin_ : now());
+    evaluates_ = true;
+  } catch (const FileError& error) {
+    give_up(error);
+  }
+}
+
+// The run is worth more than its picture.
+CHORUS_INLINE void TraceRecorder::give_up(const std::exception& error) noexcept {
+  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+  finished_ = true;
+  recording_ = false;
+  trace::listen(nullptr);
+  file_.reset();
+  if (process_.rank > 0) unlink(part_of(options_.path, process_.rank).c_str());
+}
+
+// A file that was there before stays, and the result is false; a new one becomes a trace without events.
+CHORUS_INLINE bool TraceRecorder::end_empty() {
+  file_.reset();
+  struct stat facts {};
+  const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+  if (process_.rank > 0) {
+    unlink(part_of(options_.path, process_.rank).c_str());
+  } else if (is_file && facts.st_size == 0) {
+    detail::TracePart nothing;
+    nothing.head = head();
+    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
+  }
+  return !is_file || facts.st_size == 0;
 }
 
 CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
@@ -23111,20 +24385,24 @@ CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view js
   notes_.emplace_back(key, json);
 }
 
+CHORUS_INLINE detail::TraceHead TraceRecorder::head() const {
+  return {.policy = process_.policy,
+          .distributed = process_.distributed,
+          .rank = process_.rank,
+          .ranks = process_.ranks,
+          .device_kind = process_.device_kind,
+          .first_step = options_.first_step,
+          .base = base_,
+          .machine = detail::machine_of_this_clock()};
+}
+
 CHORUS_INLINE void TraceRecorder::begin_window() {
-  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank));
+  file_->clear();
   base_ = now();
-  file_->write(cat("[\n", detail::TraceHead{.policy = process_.policy,
-                                            .distributed = process_.distributed,
-                                            .rank = process_.rank,
-                                            .ranks = process_.ranks,
-                                            .device_kind = process_.device_kind,
-                                            .first_step = options_.first_step,
-                                            .base = base_,
-                                            .machine = detail::machine_of_this_clock()}
-                              .text()));
+  file_->write(cat("[\n", head().text()));
   constexpr int devices = 64;
   held_.assign(devices, Held{});
+  peak_.assign(devices, Held{});
   for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
     for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
       const int device = device_of(slot - process_.first_slot);
@@ -23132,14 +24410,13 @@ CHORUS_INLINE void TraceRecorder::begin_window() {
           static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
     }
   for (int device = 0; device < devices; ++device)
-    if (held_[static_cast<std::size_t>(device)] != Held{})
-      samples_.push_back({device, base_, held_[static_cast<std::size_t>(device)]});
+    if (held_[static_cast<std::size_t>(device)] != Held{}) hold(device, base_);
+  core_wait_ = detail::waited_for_core();
   recording_ = true;
   trace::listen(this);
 }
 
-CHORUS_INLINE void TraceRecorder::end_step() {
-  const auto end = now();
+CHORUS_INLINE void TraceRecorder::end_step(std::int64_t end) {
   const auto number = options_.first_step + recorded_;
   const auto name = cat("step ", number);
   write('X', {.device = trace::place(),
@@ -23163,26 +24440,19 @@ CHORUS_INLINE void TraceRecorder::end_window() {
   write_sums(now());
   detail::JsonObject peaks;
   for (const int device : devices_) {
-    // Of a rank, all its devices of the kind: it computes on one of them.
-    std::array<std::size_t, trace::memory_kinds> peak{};
-    std::size_t most = 0;
-    const auto of_slot = [&](int slot) {
-      const auto bytes = trace::memory(slot).peak;
-      if (bytes <= most) return;
-      most = bytes;
-      peak = trace::memory_at_peak(slot);
-    };
-    if (process_.distributed)
-      for (int slot = process_.first_slot; slot < process_.first_slot + 64; ++slot) of_slot(slot);
-    else
-      of_slot(process_.first_slot + device);
     detail::JsonObject kinds;
     for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak[kind]);
+      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak_[static_cast<std::size_t>(device)][kind]);
     peaks.json(cat(device), kinds.str());
   }
   detail::JsonObject notes;
   for (const auto& [key, value] : notes_) notes.json(key, value);
+  if (process_.device_kind == "cpu") {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) notes.field("cores", CPU_COUNT(&cores));
+    if (const auto waited = detail::waited_for_core(); waited >= core_wait_ && core_wait_ >= 0)
+      notes.json("core_wait_us", detail::microseconds(waited - core_wait_));
+  }
   file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
   file_->flush();
   file_.reset();
@@ -23192,13 +24462,14 @@ CHORUS_INLINE void TraceRecorder::end_window() {
 
 CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
-  if (!recording_ || event.begin < base_) return;
+  if (!recording_ || event.begin < base_ || evaluates_) return;
+  if (event.lane == trace::Lane::loader && stepped_ && loader_begin_ == 0) loader_begin_ = event.begin;
   write('X', event);
   if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
 }
 CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
   const std::lock_guard lock(mutex_);
-  if (recording_) write('i', event);
+  if (recording_ && !evaluates_) write('i', event);
 }
 
 CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
@@ -23209,7 +24480,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
   sum->bytes[static_cast<std::size_t>(kind)] += bytes;
   sum->written = false;
-  if (process_.distributed) return;  // there messages are of calls, which are told
+  if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
   const auto name = cat(trace::name(kind), " to ", to);
   const auto at = now();
   write('i', {.device = from,
@@ -23231,9 +24502,16 @@ CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::i
   const std::lock_guard lock(mutex_);
   if (!recording_) return;
   const int device = device_of(number);
-  auto& held = held_[static_cast<std::size_t>(device)];
-  held[static_cast<std::size_t>(kind)] += bytes;
-  samples_.push_back({device, now(), held});
+  held_[static_cast<std::size_t>(device)][static_cast<std::size_t>(kind)] += bytes;
+  if (!evaluates_) hold(device, now());
+}
+
+CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
+  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
+  const auto& held = held_[static_cast<std::size_t>(device)];
+  auto& peak = peak_[static_cast<std::size_t>(device)];
+  if (total(held) > total(peak)) peak = held;
+  samples_.push_back({device, at, held});
 }
 
 CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
@@ -23383,11 +24661,14 @@ struct LaunchOptions {
   /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
   /// none.
   TraceOptions trace = {};
+  /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
+  /// CHORUS_GRACE, else 3 s.
+  std::optional<std::chrono::milliseconds> grace = {};
 
   static constexpr int most_devices = comm::max_ranks;
 
   /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
-  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`.
+  /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
@@ -23753,6 +25034,11 @@ inline std::chrono::milliseconds timeout_of(const char* what, std::string_view t
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
+inline std::chrono::milliseconds grace_of(const char* what, std::string_view text) {
+  const double value = to_number<double>(what, text);
+  if (!(value >= 0 && value <= 3600)) usage_error("%s must be a number of seconds from 0 to 3600, got %g", what, value);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
+}
 /// `read(text)`, which throws UsageError; then with `what` before it.
 template <class Read>
 auto named(const char* what, std::string_view text, const Read& read) {
@@ -23770,6 +25056,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
   if (const auto text = arguments.find("device")) options.device_ids = DeviceList::of("--device", *text);
   if (const auto text = arguments.find("seed")) options.seed = detail::to_number<std::uint64_t>("--seed", *text);
   if (const auto text = arguments.find("timeout")) options.timeout = detail::timeout_of("--timeout", *text);
+  if (const auto text = arguments.find("grace")) options.grace = detail::grace_of("--grace", *text);
   if (const auto text = arguments.find("backend"))
     options.backend = detail::named("--backend", *text, comm::backend_of);
   if (const auto text = arguments.find("all-reduce"))
@@ -23795,6 +25082,10 @@ CHORUS_INLINE void LaunchOptions::complete() {
     timeout = detail::timeout_of("environment variable CHORUS_TIMEOUT", text ? text : "60");
   }
   comm::check_timeout("launch", *timeout);
+  if (!grace) {
+    const char* text = detail::env("CHORUS_GRACE");
+    grace = detail::grace_of("environment variable CHORUS_GRACE", text ? text : "3");
+  }
   if (const char* path = detail::env("CHORUS_TRACE"); path != nullptr && trace.path.empty()) {
     trace.path = path;
     if (const char* steps = detail::env("CHORUS_TRACE_STEPS"))
@@ -23948,7 +25239,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
-/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`,
+/// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--grace SECONDS`, `--backend NAME`,
 /// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
 /// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
 /// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
@@ -24005,6 +25296,7 @@ namespace chorus::detail {
 
 /// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
+  const HeldSignal too_long(SIGXFSZ);
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
     if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
@@ -24671,14 +25963,15 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
 /// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
-/// What there is to show goes to `console`, and nothing here waits for its reader. Run it in a thread that lives as
-/// long as the ranks: they are killed when it ends.
+/// SIGUSR1 and SIGUSR2, where they are not among those, are passed on, too, and end nothing. What there is to show goes
+/// to `console`, and nothing here waits for its reader. Run it in a thread that lives as long as the ranks: they are
+/// killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
       : group_(group),
         console_(console),
-        signals_(group.signals),
+        signals_(all_signals(group.signals)),
         output_(group, console),
         ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
@@ -24706,6 +25999,9 @@ class Supervisor {
       } else if (stage_ == Stage::watching) {
         judge();
       } else if (stage_ == Stage::stopping) {
+        console_.say(format("%d %s not ended within %g s (--grace): killing %s", running_,
+                            running_ == 1 ? "rank has" : "ranks have",
+                            std::chrono::duration<double>(group_.grace).count(), running_ == 1 ? "it" : "them"));
         kill_all();
       } else {
         console_.say(format("%d ranks did not end after SIGKILL; giving up on them", running_));
@@ -24714,7 +26010,7 @@ class Supervisor {
       }
     }
     while (const int signal = signals_.wait(Clock::now())) {
-      if (signal != SIGCHLD && signal != SignalPipe::woken) note(signal);
+      if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
     return outcome_;
   }
@@ -24736,6 +26032,15 @@ class Supervisor {
     Fd reports;         ///< what the rank has to say when it fails
     RankReport report;  ///< the same, once it has ended
   };
+
+  static std::vector<int> all_signals(std::vector<int> signals) {
+    for (const int signal : {SIGUSR1, SIGUSR2})
+      if (std::find(signals.begin(), signals.end(), signal) == signals.end()) signals.push_back(signal);
+    return signals;
+  }
+  bool ends_job(int signal) const {
+    return std::find(group_.signals.begin(), group_.signals.end(), signal) != group_.signals.end();
+  }
 
   int number(const Rank& rank) const {
     return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
@@ -24875,6 +26180,7 @@ class Supervisor {
   }
 
   void pass_on(int signal) {
+    if (!ends_job(signal)) return kill_running(signal);
     const bool again = outcome_.signal != 0;
     note(signal);
     if (again || stage_ == Stage::killing) return kill_all();
@@ -24965,6 +26271,27 @@ inline int run_job(RankGroup group) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 
+// <chorus/launch/variables.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
+/// The variables of the environment that programs and launchers heed, for their --help.
+
+namespace chorus::detail {
+
+inline constexpr const char* launch_variables =
+    "Other variables of the environment:\n"
+    "  CHORUS_BIND=0           ranks don't keep to their share of a machine's cores\n"
+    "  CHORUS_TOKEN            the secret by which processes of several machines know each other\n"
+    "  CHORUS_TLS              0: what they send is not encrypted; 1: it is on loopback, too\n"
+    "  CHORUS_HOST_ID          a name of the machine; ranks with another one talk as if on another machine\n"
+    "  CHORUS_FLIGHT_RECORDER  a file, or stderr, for the newest calls of each rank when one fails\n"
+    "  CHORUS_COMPARE_CALLS=0  over MPI and gloo, ranks' calls are not compared\n"
+    "  CHORUS_CUDA_PLANS=1     says which algorithms products and convolutions get\n"
+    "  CHORUS_ALLOW_UNOPTIMIZED=1  no warning of a program that is not optimized\n";
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
+
 namespace chorus::detail {
 
 struct Failure {
@@ -25010,6 +26337,8 @@ inline void print_launch_help(const char* program) {
       "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
       "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
       "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
+      "  --grace SECONDS    between a signal that ends the job, or a process' failure, and SIGKILL to the others\n"
+      "                     (default: CHORUS_GRACE, else 3): time to save\n"
       "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
@@ -25021,9 +26350,10 @@ inline void print_launch_help(const char* program) {
       "                     nothing)\n"
       "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
       "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
-      "Where a machine's cores can be shared out evenly, each of its ranks keeps to its share, unless CHORUS_BIND=0.\n"
+      "%s"
+      "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
-      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices, launch_variables);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -25244,6 +26574,12 @@ class TraceScope {
     if (options.trace.path.empty()) return;
     auto traced = options.trace;
     traced.path = path_of(number, options);
+    std::error_code missing;
+    const auto kind = std::filesystem::status(traced.path, missing).type();
+    const bool stream = kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character;
+    if (stream && world.rank > 0) return;
+    if (stream && world.size > 1)
+      say(cat("warning: trace: '", traced.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
     // Threads that have been left to themselves may still listen to it: it stays.
     recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
                                                       .distributed = world.size > 1,
@@ -25290,10 +26626,14 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.ranks = next.devices;
       group.program = own_program();
       group.argv = argv;
+      group.grace = *options.grace;
       group.launch = next.text();
       const int status = run_job(std::move(group));
-      // Of ranks that were killed while they recorded.
-      if (!options.trace.path.empty()) merge_traces(TraceScope::path_of(number, options), next.devices, true);
+      if (!options.trace.path.empty()) try {  // of ranks that were killed while they recorded
+          merge_traces(TraceScope::path_of(number, options), next.devices, true);
+        } catch (const FileError& error) {  // the run is worth more than its picture
+          say(cat("warning: ", error.what()));
+        }
       if (status == 0) check_output();
       return status;
     }
@@ -25304,6 +26644,8 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   } else {
     warn_of_strangers(policy);
   }
+  // What a rank has printed is there, whichever rank fails next.
+  if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
   const TraceScope traced(number, policy, options, world);
   Run run(std::move(arguments), options, std::move(world));
@@ -26170,7 +27512,10 @@ namespace chorus {
 namespace operations {
 template <class F>
 struct Pointwise {
+  static constexpr bool pointwise = true;
   static constexpr bool linear = requires { requires F::linear; };
+  static constexpr bool bilinear = requires { requires F::bilinear; };
+  static constexpr bool quotient = std::is_same_v<F, functors::Div>;
   const char* name;
   F f;
 };
@@ -26229,8 +27574,7 @@ typename RecordedBroadcast<First, Rest...>::type map(const char* operation, cons
   layout.shape.fill(1);
   std::apply(
       [&](const auto&... input) {
-        check<DeviceError>(((input.device() == device) && ...), operation, ": operands are on ", device,
-                           " and on another device");
+        check_same_device(operation, input...);
         std::size_t i = 0;
         (layout.add(operation, input.shape(), i++), ...);
         (layout.compare(input.shape()), ...);
@@ -26314,554 +27658,160 @@ auto pointwise(const F& f, const Xs&... xs) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
 
-// <chorus/ops/quantization_pass.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
-/// What operations ask while a model computes with fake quantisation (nn::QuantizationAware): a layer's result is
-/// rounded to its levels when an operation takes it that integers can do, and by then a ReLU may have come after it.
+// <chorus/ops/intercepted.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_INTERCEPTED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_INTERCEPTED_HPP
+/// What operators ask the interceptor of their forward pass: of operands that it may have changed, and results that it
+/// follows.
 
-// <chorus/core/quantized_numbers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
-/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
-/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
-
-namespace chorus::quantized {
-
-/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
-struct Integers {
-  std::int32_t least = 0, most = 255;
-  friend bool operator==(const Integers&, const Integers&) = default;
-};
-
-/// Which integer stands for which number: q stands for (q - zero_point) scale.
-struct Levels {
-  float scale = 1;
-  std::int32_t zero_point = 0;
-  Integers integers;
-
-  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
-  /// NaN it is the least.
-  std::int32_t level(float number) const { return steps(number) + zero_point; }
-  /// What an integer stands for.
-  float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
-  /// What the integer that stands for `number` stands for.
-  float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
-  /// Whether the integer nearest to `number` is within the ends: then gradients pass.
-  bool holds(float number) const {
-    const float nearest = std::nearbyint(number * (1.0f / scale));
-    return nearest >= low() && nearest <= high();
-  }
-  friend bool operator==(const Levels&, const Levels&) = default;
-
- private:
-  float low() const { return static_cast<float>(integers.least - zero_point); }
-  float high() const { return static_cast<float>(integers.most - zero_point); }
-  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
-  std::int32_t steps(float number) const {
-    const float steps = number * (1.0f / scale);
-    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
-  }
-};
-
-/// No scale is smaller: 2^-23, which PyTorch takes.
-inline constexpr float least_scale = 1.1920928955078125e-07f;
-
-/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
-/// exact. Affine: the ends of the range are the ends of the integers.
-inline Levels affine_levels(float min, float max, Integers integers) {
-  min = std::min(min, 0.0f);
-  max = std::max(max, 0.0f);
-  Levels out{std::max((max - min) / static_cast<float>(integers.most - integers.least), least_scale), 0, integers};
-  const auto zero = static_cast<float>(integers.least) - std::nearbyint(min / out.scale);
-  out.zero_point = static_cast<std::int32_t>(
-      std::min(std::max(zero, static_cast<float>(integers.least)), static_cast<float>(integers.most)));
-  return out;
-}
-
-/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
-inline Levels symmetric_levels(float min, float max, Integers integers) {
-  const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
-  const float half = static_cast<float>(integers.most - integers.least) / 2;
-  return {std::max(largest / half, least_scale), integers.least < 0 ? 0 : (integers.least + integers.most + 1) / 2,
-          integers};
-}
-
-/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
-/// training and integer inference compute it.
-inline float fold_factor(float norm_weight, float running_var, float eps) {
-  return norm_weight / std::sqrt(running_var + eps);
-}
-/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
-/// ways, as compilers join a product with a sum.
-[[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
-  return (bias - running_mean) * factor + norm_bias;
-}
-/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
-inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
-  return static_cast<float>(sum) * (scale / static_cast<float>(count));
-}
-
-/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
-struct Requantizer {
-  float bias_in_units = 0, multiplier = 1;
-  Levels levels;
-  std::int32_t least = 0;  ///< with a ReLU the zero point
-
-  Requantizer(float x_scale, float weight_scale, float bias, const Levels& to, bool relu)
-      : levels(to), least(relu ? std::max(to.integers.least, to.zero_point) : to.integers.least) {
-    const float unit = x_scale * weight_scale;
-    bias_in_units = bias / unit;
-    multiplier = unit / to.scale;
-  }
-  std::int32_t operator()(std::int32_t sum) const {
-    return requantized(sum, bias_in_units, multiplier, {levels.zero_point, least, levels.integers.most});
-  }
-
-  struct Ends {
-    std::int32_t zero_point, least, most;
-  };
-  static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
-    const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
-    const auto low = static_cast<float>(ends.least - ends.zero_point);
-    const auto high = static_cast<float>(ends.most - ends.zero_point);
-    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
-  }
-};
-
-}  // namespace chorus::quantized
-#endif  // CHORUS_SINGLE_CHORUS_CORE_QUANTIZED_NUMBERS_HPP
-
-// <chorus/kernels/fake_quantize.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
-/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (core/quantized_numbers.hpp), by
-/// the levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
-
-// <chorus/kernels/axis_shape.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
-
-namespace chorus::kernels {
-
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
-struct AxisShape {
-  Index outer = 1, axis = 1, inner = 1;
-
-  constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
-  constexpr Index reduced() const { return outer * inner; }
-};
-
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
-struct ChannelShape {
-  Index batch = 1, channels = 1, inner = 1;
-
-  constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
-  constexpr Index per_channel() const { return batch * inner; }
-};
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-
-namespace chorus::kernels {
-
-namespace detail {
-
-/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
-/// nearbyint does, in instructions that every processor has for whole vectors.
-struct RoundedSteps {
-  float scale, inverse, low, high;
-  explicit RoundedSteps(const quantized::Levels& levels)
-      : scale(levels.scale),
-        inverse(1.0f / levels.scale),
-        low(static_cast<float>(levels.integers.least - levels.zero_point)),
-        high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
-
-  /// The whole number of steps nearest to x, at most one beyond the ends.
-  float operator()(float x) const {
-    constexpr float magic = 12582912.0f;
-    const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
-    return ((above < high + 1 ? above : high + 1) + magic) - magic;
-  }
-  float clamped(float steps) const {
-    const float above = steps > low ? steps : low;
-    return above < high ? above : high;
-  }
-};
-
-/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
-template <class F>
-void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
-  if (levels.size() == 1) {
-    const RoundedSteps steps(levels[0]);
-    parallel_ranges(shape.numel(), 64, 16384, [&](Index first, Index count) { f(steps, first, count); });
-    return;
-  }
-  parallel_for(
-      shape.batch * shape.channels,
-      [&](Index row) {
-        f(RoundedSteps(levels[static_cast<std::size_t>(row % shape.channels)]), row * shape.inner, shape.inner);
-      },
-      shape.numel() > 32768);
-}
-
-}  // namespace detail
-
-/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
-inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
-                          float* y) {
-  std::atomic<bool> numbers{true};
-  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
-    const float* in = x + first;
-    float* out = y + first;
-    int strange = 0;
-    for (Index i = 0; i < count; ++i) {
-      strange |= in[i] != in[i];
-      out[i] = steps.clamped(steps(in[i])) * steps.scale;
-    }
-    if (strange != 0) numbers.store(false, std::memory_order_relaxed);
-  });
-  return numbers.load();
-}
-
-/// y = the integers for x, less zero points, as floats; shapes and levels as above.
-inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
-                               float* y) {
-  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
-    for (Index i = first; i < first + count; ++i) y[i] = steps.clamped(steps(x[i]));
-  });
-}
-
-/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
-/// Bengio, Léonard and Courville, 2013).
-inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
-                                   const float* dy, float* dx, bool accumulate) {
-  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
-    for (Index i = first; i < first + count; ++i) {
-      const float nearest = steps(x[i]), passed = nearest >= steps.low && nearest <= steps.high ? dy[i] : 0.0f;
-      dx[i] = accumulate ? dx[i] + passed : passed;
-    }
-  });
-}
-
-namespace detail {
-
-/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
-inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
-  constexpr Index rows = 16;
-  std::array<float, rows> least, most;
-  std::array<std::int32_t, rows> nan{};
-  least.fill(min);
-  most.fill(max);
-  const auto take = [&](Index row, float number) {
-    const auto at = static_cast<std::size_t>(row);
-    nan[at] |= number != number;
-    least[at] = number < least[at] ? number : least[at];
-    most[at] = number > most[at] ? number : most[at];
-  };
-  Index i = 0;
-  for (; i + rows <= count; i += rows)
-    for (Index row = 0; row < rows; ++row) take(row, x[i + row]);
-  for (; i < count; ++i) take(0, x[i]);
-  min = *std::min_element(least.begin(), least.end());
-  max = *std::max_element(most.begin(), most.end());
-  strange = strange || std::any_of(nan.begin(), nan.end(), [](std::int32_t any) { return any != 0; });
-}
-
-}  // namespace detail
-
-/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
-/// infinity, which no finite numbers do.
-inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  for (Index channel = 0; channel < shape.channels; ++channel) {
-    float least = infinity, most = -infinity;
-    bool strange = false;
-    for (Index sample = 0; sample < shape.batch; ++sample)
-      detail::widen(x + (sample * shape.channels + channel) * shape.inner, shape.inner, least, most, strange);
-    min[channel] = strange ? -infinity : least;
-    max[channel] = strange ? infinity : most;
-  }
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FAKE_QUANTIZE_HPP
-
-// <chorus/ops/fake_quantize.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+// <chorus/autograd/interceptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_INTERCEPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_INTERCEPTOR_HPP
+/// The point at which others change what layers and operators compute in a forward pass, as nn::QuantizationAware does:
+/// layers and operators ask the pass's interceptor, and know none.
 
 namespace chorus {
 
-// What the tape, and who watches operations, remember of this one.
-namespace operations {
-struct FakeQuantize {
-  static constexpr const char* name = "fake_quantize";
-  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
-  int axis = -1;
+/// A float Variable on the CPU, of a rank that is known at run time.
+struct FloatVariable {
+  const void* variable;
+  int rank;
+
+  template <int Rank>
+  FloatVariable(const Variable<float, Rank, Cpu>& x) : variable(&x), rank(Rank) {}
+  template <int Rank>
+  const Variable<float, Rank, Cpu>& as() const {
+    return *static_cast<const Variable<float, Rank, Cpu>*>(variable);
+  }
 };
-}  // namespace operations
 
-namespace detail {
-
-/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
-template <std::size_t Rank>
-kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
-  kernels::ChannelShape out;
-  for (int i = 0; i < static_cast<int>(Rank); ++i) {
-    const Index size = shape[static_cast<std::size_t>(i)];
-    (i < axis ? out.batch : i == axis ? out.channels : out.inner) *= size;
-  }
-  return out;
-}
-
-/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
-template <Operand X>
-detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
-                                         const std::string& what) {
-  using T = typename tensor_of<X>::value_type;
-  static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
-                "fake_quantize: it is for float tensors on the CPU");
-  if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
-  } else {
-    const auto input = contiguous(value_of(x));
-    const auto shape = channels_along(input.shape(), axis);
-    auto out = tensor_of<X>::empty(input.shape(), input.device());
-    check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
-                          ": a NaN came, which no integer stands for");
-    operations::FakeQuantize operation{levels, axis};
-    return record(
-        std::move(operation), std::move(out),
-        [input = Saved(input), shape, levels = std::move(levels)](const auto& dy, auto dx) {
-          const auto [grad, accumulate] = dx->target();
-          kernels::fake_quantize_backward(Cpu{}, shape, input.read("fake_quantize").data(), levels, dy.data(),
-                                          grad.data(), accumulate);
-        },
-        x);
-  }
-}
-
-/// Throws UsageError unless these are levels of at most 8 bits or 16.
-inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
-                                        std::int64_t most) {
-  constexpr std::int64_t limit = 1 << 16;
-  check<UsageError>(least < most && least >= -limit && most <= limit, name, ": expected integers in [", -limit, ", ",
-                    limit, "], the least below the most, got [", least, ", ", most, "]");
-  check<UsageError>(std::isfinite(scale) && scale > 0, name, ": expected a positive scale, got ", scale);
-  check<UsageError>(zero_point >= least && zero_point <= most, name, ": expected a zero point in [", least, ", ", most,
-                    "], got ", zero_point);
-  return {scale, static_cast<std::int32_t>(zero_point),
-          {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
-}
-
-template <std::size_t Rank>
-std::vector<quantized::Levels> levels_along(const char* name, const std::array<Index, Rank>& shape,
-                                            const Tensor<float, 1, Cpu>& scales,
-                                            const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
-                                            std::int64_t least, std::int64_t most) {
-  check<UsageError>(axis >= 0 && axis < static_cast<int>(Rank), name, ": axis ", axis, " is not in [0, ", Rank, ")");
-  const Index channels = shape[static_cast<std::size_t>(axis)];
-  check<ShapeError>(scales.numel() == channels && zero_points.numel() == channels, name, ": expected ", channels,
-                    " scales and zero points for an input of shape ", shape, " along axis ", axis, ", got ",
-                    scales.numel(), " and ", zero_points.numel());
-  const auto all_scales = contiguous(scales).to_vector();
-  const auto all_zeros = contiguous(zero_points).to_vector();
-  std::vector<quantized::Levels> out;
-  for (std::size_t i = 0; i < all_scales.size(); ++i)
-    out.push_back(checked_levels(name, all_scales[i], all_zeros[i], least, most));
-  return out;
-}
-
-template <Scalar Q, int Rank>
-Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& x,
-                              const std::vector<quantized::Levels>& levels, int axis) {
-  using Limits = std::numeric_limits<Q>;
-  const auto fits = [](std::int32_t integer) {
-    return static_cast<std::int64_t>(integer) >= static_cast<std::int64_t>(Limits::min()) &&
-           static_cast<std::int64_t>(integer) <= static_cast<std::int64_t>(Limits::max());
-  };
-  const auto& ends = levels.front().integers;
-  check<UsageError>(fits(ends.least) && fits(ends.most), name, ": integers in [", ends.least, ", ", ends.most,
-                    "] don't fit ", dtype<Q>);
-  const auto input = contiguous(x);
-  const auto shape = channels_along(input.shape(), axis);
-  auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
-  for (Index i = 0; i < input.numel(); ++i) {
-    const float number = input.data()[i];
-    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
-    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
-    out.data()[i] = static_cast<Q>(levels[channel].level(number));
-  }
-  return out;
-}
-template <Scalar Q, int Rank>
-Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::vector<quantized::Levels>& levels,
-                                    int axis) {
-  const auto input = contiguous(q);
-  const auto shape = channels_along(input.shape(), axis);
-  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
-  for (Index i = 0; i < input.numel(); ++i) {
-    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
-    out.data()[i] = levels[channel].number(static_cast<std::int32_t>(input.data()[i]));
-  }
-  return out;
-}
-
-}  // namespace detail
-
-/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
-/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
-/// zero point or integers make no sense, NonFiniteError for a NaN.
-template <Operand X>
-auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
-  return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
-                               "fake_quantize");
-}
-
-/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
-/// are not as many.
-template <Operand X>
-auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
-                               const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
-                               std::int64_t most) {
-  constexpr const char* name = "fake_quantize_per_channel";
-  return detail::fake_quantize(
-      x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
-}
-
-/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
-/// Q does not hold the integers.
-template <Scalar Q, int Rank>
-Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
-                                         std::int64_t least, std::int64_t most) {
-  constexpr const char* name = "quantize_per_tensor";
-  return detail::quantize<Q>(name, x, {detail::checked_levels(name, scale, zero_point, least, most)}, -1);
-}
-template <Scalar Q, int Rank>
-Tensor<Q, Rank, Cpu> quantize_per_channel(const Tensor<float, Rank, Cpu>& x, const Tensor<float, 1, Cpu>& scales,
-                                          const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
-                                          std::int64_t least, std::int64_t most) {
-  constexpr const char* name = "quantize_per_channel";
-  return detail::quantize<Q>(name, x, detail::levels_along(name, x.shape(), scales, zero_points, axis, least, most),
-                             axis);
-}
-
-/// (q - zero_point) scale.
-template <Scalar Q, int Rank>
-Tensor<float, Rank, Cpu> dequantize_per_tensor(const Tensor<Q, Rank, Cpu>& q, float scale, std::int64_t zero_point) {
-  return detail::dequantize(q, {{scale, static_cast<std::int32_t>(zero_point), {}}}, -1);
-}
-template <Scalar Q, int Rank>
-Tensor<float, Rank, Cpu> dequantize_per_channel(const Tensor<Q, Rank, Cpu>& q, const Tensor<float, 1, Cpu>& scales,
-                                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis) {
-  constexpr std::int64_t all = 1 << 16;
-  return detail::dequantize(
-      q, detail::levels_along("dequantize_per_channel", q.shape(), scales, zero_points, axis, -all, all), axis);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_FAKE_QUANTIZE_HPP
-
-namespace chorus {
-
-class QuantizationPass {
+/// A result goes where `void* result` points: a Variable<float, rank, Cpu> of the operand's rank.
+class Interceptor {
  public:
-  virtual ~QuantizationPass() = default;
+  virtual ~Interceptor() = default;
 
-  /// What is to be done to a value that is taken.
-  struct Rounding {
-    quantized::Levels levels;
-    const std::string& what;  ///< for errors
+  /// This pass's part in a layer, by the layer's address; null where it has none.
+  virtual const void* find(const void* layer) const = 0;
+  /// A layer of which this has a part computes with other numbers than float on the CPU: throws UsageError.
+  [[noreturn]] virtual void refuse_numbers(const void* part) const = 0;
+
+  /// What a layer with a weight computes: `apply(f, x, weight, bias, result)`, all of one rank but the bias.
+  struct LayerCall {
+    FloatVariable x, weight;
+    const Variable<float, 1, Cpu>& bias;  ///< maybe empty
+    const void* f;
+    void (*apply)(const void* f, const FloatVariable& x, const FloatVariable& weight,
+                  const Variable<float, 1, Cpu>& bias, void* result);
   };
-  /// Of the value in `storage`, whose numbers these are: how to round it; nothing where it is no layer's result, or
-  /// rounded already.
-  virtual std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) = 0;
-  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
-  /// where they stand in another order than those of `from`.
-  virtual void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) = 0;
-  /// `result` was made of `from`, and has the same levels: its numbers are among them where those of `from` are and it
-  /// is `exact`; else they are yet to be rounded.
-  virtual void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
-  /// How operands come together: both are rounded then, as integers would add or copy them, and the result has a range
-  /// of its own.
+  virtual void layer(const void* part, const LayerCall& call, void* result) = 0;
+  /// The table of which `rows` rows are looked up.
+  virtual Variable<float, 2, Cpu> table(const void* part, const Variable<float, 2, Cpu>& weight, Index rows) = 0;
+
+  /// The attention that is computed from now on, or null; returns that before.
+  virtual const void* begin_attention(const void* part) = 0;
+  /// The weight, and inputs, of attention's first projection; the results of its parts 0, 1, 2; the weights of values.
+  virtual Variable<float, 2, Cpu> attention_weight(const void* part, const Variable<float, 2, Cpu>& weight,
+                                                   bool any) = 0;
+  virtual void attention_input(const void* part, const FloatVariable& x, void* result) = 0;
+  virtual void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) = 0;
+  virtual bool takes_attention_weights() const = 0;
+  virtual void attends_by(const Storage<Cpu>& weights) = 0;
+
+  /// A batch norm of which this has a part takes x; gives y, `relu`: after a ReLU; has been added to a residual.
+  virtual void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) = 0;
+  virtual void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) = 0;
+  virtual void norm_adds(const void* part, const Storage<Cpu>& sum) = 0;
+
+  /// An operator takes x: false, or what it takes in its place.
+  virtual bool take(const FloatVariable& x, void* result) = 0;
+  /// `result` was made of `from`, out of whose numbers it is, where it is `exact`.
+  virtual void derived(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
+  /// Operands come together in one result.
   enum class Joint : std::uint8_t { sum, concatenation };
   struct JointOperand {
     const Storage<Cpu>& storage;
     const float* numbers;
     Index count;
   };
-  /// Whether these are joined in that way; then `joined` follows, when each of them was rounded. `alike`: whether they
-  /// have one shape.
+  /// Whether this has a part in it: then each operand is taken, and `joined` follows. `alike`: they have one shape.
   virtual bool joins(Joint how, std::span<const JointOperand> operands, bool alike) = 0;
   virtual void joined(const Storage<Cpu>& result) = 0;
-  /// Whether a layer attends whose weights of values are rounded; they lie in `weights`.
-  virtual bool rounds_attention() const = 0;
-  virtual void attends_by(const Storage<Cpu>& weights) = 0;
-  /// In evaluation, of a value that was rounded: its levels.
-  virtual std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) = 0;
+  /// Whether means of x are to be taken of its integers: writes those to `integers`, [x.numel()], and turns the sums of
+  /// `count` of them each, [numel], into means.
+  virtual bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) = 0;
+  virtual void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) = 0;
 };
 
 namespace detail {
 
-/// That of this thread's forward pass; null where nothing is quantised.
-inline thread_local constinit QuantizationPass* quantization_pass = nullptr;
+/// That of this thread's forward pass; null where there is none.
+inline thread_local constinit Interceptor* interceptor = nullptr;
 
+/// The interceptor, where it has a part in `layer`; `part` gets that. Throws UsageError where a checkpoint computes a
+/// layer again outside of the pass.
+inline Interceptor* interceptor_of(const void* layer, const void*& part) {
+  if (first_run != nullptr) [[unlikely]]
+    check<UsageError>(first_run->found(layer, 2, interceptor != nullptr) == (interceptor != nullptr),
+                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
+                      "quantised: expected a model without checkpoints");
+  if (interceptor == nullptr) [[likely]]
+    return nullptr;
+  part = interceptor->find(layer);
+  return part != nullptr ? interceptor : nullptr;
+}
+
+/// Whether an interceptor may be asked of X: it knows float numbers on the CPU alone.
 template <class X>
-inline constexpr bool may_be_quantized =
+inline constexpr bool may_be_intercepted =
     std::is_same_v<typename tensor_of<X>::value_type, float> &&
     std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X> &&
     (AnyTensor<X> || is_variable<X>);
 
-/// x as integers stand for it, where it is a layer's result.
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_INTERCEPTOR_HPP
+
+namespace chorus::detail {
+
+/// What an operator takes for x.
 template <Operand X>
-std::conditional_t<may_be_quantized<X>, X, const X&> rounded(const X& x) {
-  if constexpr (may_be_quantized<X>) {
-    if (quantization_pass != nullptr) [[unlikely]] {
-      const auto input = contiguous(value_of(x));
-      if (const auto how = quantization_pass->taken(value_of(x).storage(), input.data(), input.numel())) {
-        auto out = fake_quantize(x, {how->levels}, -1, how->what);
-        const bool same_order = value_of(x).is_contiguous();
-        quantization_pass->was_rounded(
-            value_of(x).storage(), value_of(out).storage(),
-            {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
-        return out;
+std::conditional_t<may_be_intercepted<X>, X, const X&> taken(const X& x) {
+  if constexpr (may_be_intercepted<X>)
+    if (interceptor != nullptr) [[unlikely]] {
+      Variable<float, tensor_of<X>::rank, Cpu> out;
+      if (interceptor->take(variable_of(x), &out)) {
+        if constexpr (AnyTensor<X>)
+          return out.value();
+        else
+          return out;
       }
     }
-  }
   return x;
 }
 
-/// `result`, which was made of `x`: see QuantizationPass::keeps_levels.
+/// `result`, which was made of `x`: see Interceptor::derived.
 template <Operand X, Operand Y>
-Y keeps_levels(const X& x, Y result, bool exact) {
-  if constexpr (may_be_quantized<X> && may_be_quantized<Y>)
-    if (quantization_pass != nullptr) [[unlikely]]
-      quantization_pass->keeps_levels(value_of(x).storage(), value_of(result).storage(), exact);
+Y derived(const X& x, Y result, bool exact) {
+  if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)
+    if (interceptor != nullptr) [[unlikely]]
+      interceptor->derived(value_of(x).storage(), value_of(result).storage(), exact);
   return result;
 }
 
-/// What operands are joined to: `f(x...)`, of what integers stand for where they are layers' results.
+/// What operands are joined to: `f(x...)`, of what is taken for them.
 template <class F, Operand... X>
-auto joined(QuantizationPass::Joint how, const F& f, const X&... x) {
-  if constexpr ((may_be_quantized<X> && ...)) {
-    if (quantization_pass != nullptr && (value_of(x).defined() && ...)) [[unlikely]] {
+auto joined(Interceptor::Joint how, const F& f, const X&... x) {
+  if constexpr ((may_be_intercepted<X> && ...)) {
+    if (interceptor != nullptr && (value_of(x).defined() && ...)) [[unlikely]] {
       constexpr auto first = [](const auto& shape, const auto&...) { return std::vector(shape.begin(), shape.end()); };
       const auto shape = first(value_of(x).shape()...);
       const bool alike = (std::ranges::equal(shape, value_of(x).shape()) && ...);
-      const QuantizationPass::JointOperand operands[] = {
+      const Interceptor::JointOperand operands[] = {
           {value_of(x).storage(), value_of(x).data(), value_of(x).numel()}...};
-      if (quantization_pass->joins(how, operands, alike)) {
-        auto y = f(rounded(x)...);
-        quantization_pass->joined(value_of(y).storage());
+      if (interceptor->joins(how, operands, alike)) {
+        auto y = f(taken(x)...);
+        interceptor->joined(value_of(y).storage());
         return y;
       }
     }
@@ -26872,16 +27822,16 @@ auto joined(QuantizationPass::Joint how, const F& f, const X&... x) {
 /// The same of a list that is concatenated.
 template <class F, Operand X>
 X joined_list(const F& f, std::span<const X> list) {
-  if constexpr (may_be_quantized<X>) {
+  if constexpr (may_be_intercepted<X>) {
     constexpr auto is_defined = [](const X& x) { return value_of(x).defined(); };
-    if (quantization_pass != nullptr && std::ranges::all_of(list, is_defined)) [[unlikely]] {
-      std::vector<QuantizationPass::JointOperand> operands;
+    if (interceptor != nullptr && std::ranges::all_of(list, is_defined)) [[unlikely]] {
+      std::vector<Interceptor::JointOperand> operands;
       for (const X& x : list) operands.push_back({value_of(x).storage(), value_of(x).data(), value_of(x).numel()});
-      if (quantization_pass->joins(QuantizationPass::Joint::concatenation, operands, /*alike=*/false)) {
+      if (interceptor->joins(Interceptor::Joint::concatenation, operands, /*alike=*/false)) {
         std::vector<X> parts;
-        for (const X& x : list) parts.push_back(rounded(x));
+        for (const X& x : list) parts.push_back(taken(x));
         X y = f(std::span<const X>(parts));
-        quantization_pass->joined(value_of(y).storage());
+        interceptor->joined(value_of(y).storage());
         return y;
       }
     }
@@ -26896,36 +27846,32 @@ class Unobserved {
   const Replaced<LayerWatch*> uncounted_{layer_watch, nullptr};
 };
 
-/// y, the means of x, each of `count` numbers. In evaluation, where x is rounded, they are computed as an integer model
-/// does: `sums(steps)` gives the sums of the integers of x, less zero points, exactly.
+/// y, the means of x, each of `count` numbers; where the interceptor says so, of integers: `sums(integers)` are theirs.
 template <Operand X, Operand Y, class F>
 Y exact_means(const X& x, Y y, Index count, const F& sums) {
-  if constexpr (may_be_quantized<X> && may_be_quantized<Y>)
-    if (quantization_pass != nullptr) [[unlikely]]
-      if (const auto levels = quantization_pass->evaluated_levels(value_of(x).storage())) {
+  if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)
+    if (interceptor != nullptr) [[unlikely]] {
+      const auto input = contiguous(value_of(x));
+      const auto integers = tensor_of<X>::empty(input.shape());
+      const auto& storage = value_of(x).storage();
+      if (interceptor->integers_of(storage, input.data(), input.numel(), integers.data())) {
         const Unobserved unobserved;
-        const auto input = contiguous(value_of(x));
-        const auto steps = tensor_of<X>::empty(input.shape());
-        kernels::quantization_steps(Cpu{}, {1, 1, input.numel()}, input.data(), std::span(&*levels, 1), steps.data());
-        const auto all = sums(steps);
-        for (Index i = 0; i < all.numel(); ++i)
-          value_of(y).data()[i] = quantized::mean_of_steps(
-              static_cast<std::int32_t>(std::nearbyint(all.data()[i])), levels->scale, count);
+        const auto all = sums(integers);
+        interceptor->means_of_integers(storage, all.data(), all.numel(), count, value_of(y).data());
       }
+    }
   return y;
 }
 
-}  // namespace detail
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_QUANTIZATION_PASS_HPP
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_INTERCEPTED_HPP
 
 namespace chorus {
 
 /// max(x, 0); the gradient at 0 is 0.
 template <Operand X>
 auto relu(const X& x) {
-  return detail::keeps_levels(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
+  return detail::derived(x, detail::pointwise("relu", functors::Relu{}, x), /*exact=*/true);
 }
 
 #define CHORUS_UNARY(NAME, FUNCTOR)                          \
@@ -27436,6 +28382,34 @@ void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, doub
 /// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
 /// block as [outer, count, inner], both dense.
 
+// <chorus/kernels/axis_shape.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+
+namespace chorus::kernels {
+
+/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+struct AxisShape {
+  Index outer = 1, axis = 1, inner = 1;
+
+  constexpr Index numel() const { return outer * axis * inner; }
+  /// Elements of a result that has the axis reduced away: [outer, inner].
+  constexpr Index reduced() const { return outer * inner; }
+};
+
+/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+struct ChannelShape {
+  Index batch = 1, channels = 1, inner = 1;
+
+  constexpr Index numel() const { return batch * channels * inner; }
+  /// Elements of one channel.
+  constexpr Index per_channel() const { return batch * inner; }
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
+
 namespace chorus::kernels {
 
 /// block = whole[:, start : start + count, :], or is added to (floating-point types only).
@@ -27788,7 +28762,7 @@ X plain_concat(Index axis, std::span<const X> list) {
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
   return detail::joined(
-      QuantizationPass::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
+      Interceptor::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
       first, rest...);
 }
 
@@ -27897,10 +28871,10 @@ auto dropout(const X& x, double p, bool training = true) {
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
   // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
-  const auto& input = detail::rounded(x);
+  const auto& input = detail::taken(x);
   auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
                      : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);
-  return detail::keeps_levels(input, std::move(y), /*exact=*/true);
+  return detail::derived(input, std::move(y), /*exact=*/true);
 }
 
 }  // namespace chorus
@@ -28383,6 +29357,7 @@ namespace functors {
 
 /// value - x
 struct SubtractFrom {
+  static constexpr bool linear = true;
   double value = 0;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -28392,6 +29367,7 @@ struct SubtractFrom {
 
 /// x / value
 struct DivScalar {
+  static constexpr bool linear = true;
   double value = 1;
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -28425,7 +29401,7 @@ auto plain_sum(const A& a, const B& b) {
 template <Operand A, Operand B>
 auto add(const A& a, const B& b) {
   return detail::joined(
-      QuantizationPass::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
+      Interceptor::Joint::sum, [](const auto& x, const auto& y) { return detail::plain_sum(x, y); }, a, b);
 }
 #define CHORUS_BINARY(NAME, FUNCTOR)                            \
   template <Operand A, Operand B>                               \
@@ -28464,7 +29440,7 @@ auto sub(const X& x, Arithmetic auto number) {
 }
 template <Operand X>
 auto sub(Arithmetic auto number, const X& x) {
-  return detail::pointwise("sub", functors::SubtractFrom{static_cast<double>(number)}, x);
+  return detail::pointwise("rsub", functors::SubtractFrom{static_cast<double>(number)}, x);
 }
 
 /// x to the power of a number; fast for -1, -0.5, 0, 0.5, 1, 2 and 3.
@@ -28641,8 +29617,8 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
-  const auto input = detail::rounded(x);
-  return detail::keeps_levels(input, detail::with_variables(pool, input), /*exact=*/true);
+  const auto input = detail::taken(x);
+  return detail::derived(input, detail::with_variables(pool, input), /*exact=*/true);
 }
 
 namespace detail {
@@ -28688,19 +29664,19 @@ template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   const Index window_size = shape.kernel_h * shape.kernel_w;
   const auto sums = [&](const auto& steps) {
     const auto means = detail::mean_of_windows(steps, shape);
     for (Index i = 0; i < means.numel(); ++i) means.data()[i] *= static_cast<float>(window_size);
     return means;
   };
-  const auto y = detail::keeps_levels(
+  const auto y = detail::derived(
       input, detail::exact_means(input, detail::mean_of_windows(input, shape), window_size, sums), /*exact=*/false);
   const bool padded = shape.padding_h != 0 || shape.padding_w != 0;
   if (!options.ceil_mode && (options.count_include_pad || !padded)) return y;
   using T = typename tensor_of<X>::value_type;
-  return detail::keeps_levels(
+  return detail::derived(
       y, y * detail::window_correction<T>(shape, options.count_include_pad, value_of(x).device()), /*exact=*/false);
 }
 
@@ -30219,6 +31195,12 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
       x);
 }
 
+// Along the first axis samples lie.
+template <int Rank>
+bool is_first_axis(Index axis) {
+  return axis == 0 || axis == -Rank;
+}
+
 // An extremum of no numbers is none.
 template <Operand X>
 void check_not_empty(const char* operation, const X& x, Index axis) {
@@ -30250,12 +31232,14 @@ auto sum(const X& x, Index axis) {
   if constexpr (!Real<T> && sizeof(T) < sizeof(std::int64_t))
     return sum(to<std::int64_t>(x), axis);
   else
-    return detail::reduce(
-        operations::Sum{axis}, x, axis,
-        [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
-        [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
-          kernels::sum_backward(device, view, dy, dx, accumulate);
-        });
+    return detail::as_sum(
+        detail::reduce(
+            operations::Sum{axis}, x, axis,
+            [](auto device, auto view, const auto* in, auto* out) { kernels::sum(device, view, in, out); },
+            [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
+              kernels::sum_backward(device, view, dy, dx, accumulate);
+            }),
+        detail::is_first_axis<tensor_of<X>::rank>(axis), 0, static_cast<double>(value_of(x).numel()));
 }
 
 /// The mean along an axis, which goes away.
@@ -30272,10 +31256,9 @@ auto mean(const X& x, Index axis) {
       [](auto device, auto view, const auto*, const auto*, const auto* dy, auto* dx, bool accumulate) {
         kernels::mean_backward(device, view, dy, dx, accumulate);
       });
-  if constexpr (tensor_of<X>::rank == 1)
-    return detail::as_mean(std::move(y), static_cast<double>(value_of(x).numel()), false);
-  else
-    return y;
+  return detail::is_first_axis<tensor_of<X>::rank>(axis)
+             ? detail::as_mean(std::move(y), static_cast<double>(value_of(x).size(0)), false)
+             : y;
 }
 
 /// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
@@ -30861,1194 +31844,110 @@ Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
 }  // namespace chorus::nn::init
 #endif  // CHORUS_SINGLE_CHORUS_NN_INIT_HPP
 
-// <chorus/nn/quantization/weighted_layer.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
-/// What a layer with weights (Linear, convolutions) does while its model computes with fake quantisation.
+// <chorus/nn/intercepted.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_INTERCEPTED_HPP
+#define CHORUS_SINGLE_CHORUS_NN_INTERCEPTED_HPP
+/// What layers ask the interceptor of their forward pass: another weight, or another way to their result.
 
-// <chorus/nn/quantization/fold_batch_norm.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+namespace chorus::nn::detail {
 
-namespace chorus::nn::quantization {
-
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
-inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
-
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
-struct FoldFactors {
-  std::vector<float> factor, slope;
-  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
-
-  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
-    for (Index i = 0; i < running_var.numel(); ++i) {
-      const float var = running_var.data()[i];
-      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
-      slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
-      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
-      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
-    }
-  }
-};
-
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
-inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
-                                        const float* running_mean, const float* running_var, float eps) {
-  std::vector<float> out;
-  for (Index i = 0; i < channels; ++i) {
-    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
-    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
-                                         beta == nullptr ? 0.0f : beta[i]));
-  }
-  return out;
-}
-
-namespace detail {
-
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
-template <int Rank>
-Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
-                                         const FoldFactors& factors, int axis, bool divided) {
-  const auto input = contiguous(value_of(x));
-  const auto shape = chorus::detail::channels_along(input.shape(), axis);
-  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
-  const auto for_rows = [shape](const auto& f) {
-    parallel_for(
-        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
-        shape.numel() > 32768);
-  };
-  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
-  for_rows([&](Index first, Index channel) {
-    const float factor = factors.factor[static_cast<std::size_t>(channel)];
-    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
-  });
-  return record(
-      "fold_batch_norm", std::move(out),
-      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
-                                                                                          auto dgamma) {
-        if (dx) {
-          const auto [grad, accumulate] = dx->target();
-          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
-            const float factor = factors.factor[static_cast<std::size_t>(channel)];
-            for (Index i = first; i < first + shape.inner; ++i)
-              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
-          });
-        }
-        if (dgamma) {
-          const float* const numbers = input.read("fold_batch_norm").data();
-          const auto [grad, accumulate] = dgamma->target();
-          for (Index channel = 0; channel < shape.channels; ++channel) {
-            double sum = 0;
-            for (Index sample = 0; sample < shape.batch; ++sample) {
-              const Index first = (sample * shape.channels + channel) * shape.inner;
-              for (Index i = first; i < first + shape.inner; ++i)
-                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
-            }
-            const auto at = static_cast<std::size_t>(channel);
-            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
-            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
-            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
-          }
-        }
-      },
-      x, gamma);
-}
-
-}  // namespace detail
-
-/// weight: [out, ...], times the fold factor of each output channel.
-template <int Rank>
-auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
-  return detail::times_factors(weight, gamma, factors, 0, false);
-}
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
-template <int Rank>
-auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
-  return detail::times_factors(y, gamma, factors, 1, true);
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_FOLD_BATCH_NORM_HPP
-
-// <chorus/nn/quantization/integer_product.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
-/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
-/// model rounds, in the same order.
-
-// <chorus/kernels/exact_sums.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-/// Sums of products of whole numbers, without rounding error.
-
-namespace chorus::kernels {
-
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
-inline thread_local constinit bool exact_sums = false;
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-
-namespace chorus::nn::quantization {
-
-/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
-struct IntegerProduct {
-  kernels::ChannelShape shape;
-  std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
-  float x_scale = 1;
-  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
-  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
-  std::vector<char> nothing;
-
-  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
-  void rounded(const quantized::Levels& levels, bool relu, float* y) const;
-
- private:
-  std::int32_t sum(Index i) const { return sums[static_cast<std::size_t>(i)]; }
-  template <class F>
-  void for_rows(const F& f) const {
-    parallel_for(
-        shape.batch * shape.channels,
-        [&](Index row) { f(static_cast<std::size_t>(row % shape.channels), row * shape.inner); },
-        shape.numel() > 32768);
-  }
-};
-
-namespace detail {
-
-/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
-/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
-struct ExactParts {
-  float base = 256;
-  std::vector<std::vector<float>> parts;
-
-  ExactParts(const std::vector<float>& w, Index outputs, float reach);
-
- private:
-  bool split(const std::vector<float>& w, Index outputs, float reach);
-};
-
-}  // namespace detail
-
-/// A layer's weight, times which numbers on the levels `in` are taken.
-struct IntegerFactors {
-  quantized::Levels in;
-  std::vector<quantized::Levels> weights;  ///< one, or one for each output
-  Index outputs = 0;
-};
-
-/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
-/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
-/// such a layer has no integer form.
-std::shared_ptr<IntegerProduct> integer_product(
-    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
-    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
-
-}  // namespace chorus::nn::quantization
-
-#if !CHORUS_COMPILED
-// <chorus/nn/quantization/integer_product_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-/// How a product of numbers on their levels is taken in integers.
-
-namespace chorus::nn::quantization {
-
-CHORUS_INLINE void IntegerProduct::rounded(const quantized::Levels& levels, bool relu, float* y) const {
-  std::vector<quantized::Requantizer> to;
-  for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
-  for_rows([&](std::size_t channel, Index first) {
-    for (Index i = first; i < first + shape.inner; ++i)
-      y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
-  });
-}
-
-}  // namespace chorus::nn::quantization
-
-namespace chorus::nn::quantization::detail {
-
-CHORUS_INLINE ExactParts::ExactParts(const std::vector<float>& w, Index outputs, float reach) {
-  for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
-}
-
-CHORUS_INLINE bool ExactParts::split(const std::vector<float>& w, Index outputs, float reach) {
-  parts.clear();
-  const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
-  auto rest = w;
-  while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
-    auto& part = parts.emplace_back(w.size());
-    double sum = 0;
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      const float above = std::nearbyint(rest[i] / base);
-      part[i] = rest[i] - base * above;
-      rest[i] = above;
-      sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
-      if (sum * reach > 1 << 24) return parts.clear(), false;
-    }
-  }
-  return true;
-}
-
-}  // namespace chorus::nn::quantization::detail
-
-namespace chorus::nn::quantization {
-
-CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
-    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
-    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product) {
-  const chorus::detail::Unobserved unobserved;
-  const chorus::detail::Replaced<bool> exact(kernels::exact_sums, true);
-  const auto& weights = factors.weights;
-  std::vector<float> w(static_cast<std::size_t>(weight.numel()));
-  const Index scales = static_cast<Index>(weights.size());
-  kernels::quantization_steps(Cpu{}, {1, scales, weight.numel() / scales}, weight.data(), weights, w.data());
-  const auto& in = factors.in;
-  const int reach = std::max(in.integers.most - in.zero_point, in.zero_point - in.integers.least);
-  const detail::ExactParts exact_parts(w, factors.outputs, static_cast<float>(reach));
-  if (exact_parts.parts.empty()) return nullptr;
-
-  const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
-  kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
-  const auto out = std::make_shared<IntegerProduct>();
-  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
-  for (const auto& part : exact_parts.parts) {
-    const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
-    out->sums.resize(static_cast<std::size_t>(y.numel()));
-    for (Index i = 0; i < y.numel(); ++i) {
-      auto& sum = out->sums[static_cast<std::size_t>(i)];
-      const auto more = static_cast<std::uint32_t>(static_cast<std::int32_t>(y.data()[i]));
-      sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + factor * more);
-    }
-    factor *= static_cast<std::uint32_t>(exact_parts.base);
-  }
-  out->x_scale = in.scale;
-  const auto outputs = static_cast<std::size_t>(factors.outputs);
-  for (std::size_t o = 0; o < outputs; ++o) out->weight_scale.push_back(weights[weights.size() == 1 ? 0 : o].scale);
-  out->bias.assign(outputs, 0);
-  out->nothing.assign(outputs, 0);
-  return out;
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_INTEGER_PRODUCT_HPP
-
-// <chorus/nn/quantization/pass.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
-/// One forward pass with fake quantisation: which values are to be rounded, and how.
-
-// <chorus/core/batch_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
-
-#include <any>
-
-namespace chorus {
-
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order.
-class BatchGroup {
- public:
-  virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
-  virtual void sum(std::span<double> values) = 0;
-  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
-  virtual void max(std::span<double>) {
-    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
-  }
-  /// What this member's gradients will be multiplied by before all are added up.
-  virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
-  virtual bool recorded() const { return false; }
-  /// Where it is: what each member gives, in their order.
-  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Which of the members this is, and a number of the pass that they are in.
-  virtual std::size_t member() const { return 0; }
-  virtual std::size_t pass() const { return 0; }
-  /// Throws UsageError where a loss can't be told what it is a mean over (`mean_over`).
-  virtual void check_mean_over() const {}
-  /// Whether this thread may take part now: asked where backward computes something again.
-  virtual bool is_here() const { return true; }
-};
-
-/// The group of this thread's forward pass; null where the batch is whole.
-inline std::shared_ptr<BatchGroup>& batch_group() {
-  thread_local std::shared_ptr<BatchGroup> group;
-  return group;
-}
-
-/// While it lives, operations of this thread belong to `group`.
-struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
-  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
-};
-
-namespace detail {
-inline constexpr const char* different_layers =
-    "SyncBatchNorm: the devices' copies of the model have come to different layers";
-}  // namespace detail
-
-/// An operation's place in a pass that is recorded as one graph.
-class PlaceInPass {
- public:
-  PlaceInPass() = default;
-  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
-
-  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
-  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
-  /// back through the whole graph.
-  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
-
- private:
-  std::shared_ptr<BatchGroup> group_;
-  std::size_t pass_ = 0;
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-
-// <chorus/nn/quantization/layer_ranges.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
-/// What is known of each layer with weights while its model computes with fake quantisation.
-
-// <chorus/nn/quantization/activation_site.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
-/// One quantiser of activations: the range of a value of the model, of the global batch.
-
-// <chorus/nn/quantization/observer.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
-/// Observers: the range of the numbers seen so far (Jacob et al. 2018, section 3.1).
-
-namespace chorus::nn::quantization {
-
-/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
-struct Range {
-  float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
-
-  bool empty() const { return min > max; }
-  /// Whether all numbers in it are finite; NaNs were counted as infinities (kernels::min_max).
-  bool finite() const { return std::isfinite(min) && std::isfinite(max); }
-};
-
-/// The last one seen; one of nothing changes nothing.
-struct Memoryless {
-  Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
-};
-
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
-/// nothing.
-struct MovingAverage {
-  float share = 0.01f;
-
-  Range operator()(const Range& range, const Range& seen) const {
-    if (seen.empty()) return range;
-    if (range.empty()) return seen;
-    return {range.min + share * (seen.min - range.min), range.max + share * (seen.max - range.max)};
-  }
-};
-
-/// The least and largest of all.
-struct MinMax {
-  Range operator()(const Range& range, const Range& seen) const {
-    return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
-  }
-};
-
-/// A scheme's: memoryless where the share is 1.
-inline Range observed(const Range& range, const Range& seen, float share) {
-  return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_OBSERVER_HPP
-
-// <chorus/nn/quantization/scheme.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
-/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
-/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
-/// averaging = 0.001; };`
-
-namespace chorus {
-
-/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
-/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
-struct Int8 {
-  static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
-  static constexpr bool symmetric_activations = false, per_channel = true;
-  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
-  static constexpr double averaging = 0.01;
-  /// The same for weights.
-  static constexpr double weight_averaging = 1;
-};
-/// One scale for all of a layer's weights.
-struct Int8PerTensor : Int8 {
-  static constexpr bool per_channel = false;
-};
-/// Activations symmetric about the integer 128.
-struct Int8Symmetric : Int8 {
-  static constexpr bool symmetric_activations = true;
-};
-/// Weights of 4 bits, in [-7, 7].
-struct Int8Weights4 : Int8 {
-  static constexpr quantized::Integers weights{-7, 7};
-};
-
-namespace nn::quantization {
-
-/// A scheme as numbers.
-struct Scheme {
-  quantized::Integers activations, weights;
-  bool symmetric_activations = false, per_channel = true;
-  float averaging = 0, weight_averaging = 1;
-
-  quantized::Levels activation_levels(float min, float max) const {
-    return symmetric_activations ? quantized::symmetric_levels(min, max, activations)
-                                 : quantized::affine_levels(min, max, activations);
-  }
-  quantized::Levels weight_levels(float min, float max) const {
-    return quantized::symmetric_levels(min, max, weights);
-  }
-};
-
-template <class S>
-constexpr Scheme scheme_of() {
-  static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
-                "a scheme's averaging is in (0, 1]");
-  static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
-                "a scheme's activations are integers in [0, most], most at most 255");
-  static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
-                "a scheme's weights are integers in [-128, 127], of both signs");
-  return {S::activations,
-          S::weights,
-          S::symmetric_activations,
-          S::per_channel,
-          static_cast<float>(S::averaging),
-          static_cast<float>(S::weight_averaging)};
-}
-
-}  // namespace nn::quantization
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_SCHEME_HPP
-
-namespace chorus::nn::quantization {
-
-class ActivationSite {
- public:
-  /// `name`: the layer's path and what of it: `conv1.output`.
-  explicit ActivationSite(std::string name);
-
-  const std::string& name() const { return name_; }
-  Range range() const;
-  void set_range(const Range& range) const;
-
-  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
-  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity. Returns whether the batch had any numbers.
-  bool observe(const float* numbers, Index count, float share) const;
-
-  /// Throws UsageError where no range is known.
-  quantized::Levels levels(const Scheme& scheme) const;
-
-  void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
-
- private:
-  std::string name_;
-  Buffer<float, 1, Cpu> range_;
-};
-
-}  // namespace chorus::nn::quantization
-
-#if !CHORUS_COMPILED
-// <chorus/nn/quantization/activation_site_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-/// How the range of what goes into a layer, or out of it, is followed.
-
-namespace chorus::nn::quantization {
-
-CHORUS_INLINE ActivationSite::ActivationSite(std::string name) : name_(std::move(name)) {
-  range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
-  set_range({});
-}
-
-CHORUS_INLINE Range ActivationSite::range() const {
-  const float* const ends = value_of(range_).data();
-  return {ends[0], ends[1]};
-}
-
-CHORUS_INLINE void ActivationSite::set_range(const Range& range) const {
-  float* const ends = value_of(range_).data();
-  ends[0] = range.min;
-  ends[1] = range.max;
-  range_.on<Cpu>().touch();
-}
-
-CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, float share) const {
-  Range seen;
-  kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
-  if (const auto group = batch_group()) {
-    double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
-    group->max(ends);
-    seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
-  }
-  check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
-                        "': a NaN or an infinity came, which no integer stands for");
-  if (seen.empty()) return false;
-  set_range(observed(range(), seen, share));
-  return true;
-}
-
-CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) const {
-  const Range known = range();
-  check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
-                    "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
-                    "has one");
-  return scheme.activation_levels(known.min, known.max);
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_ACTIVATION_SITE_HPP
-
-namespace chorus::nn::quantization {
-
-/// Marks the layers whose weights become integers: [out, ...].
-struct WeightedLayer {};
-/// Marks tables, of whose weights, [entries, features], some rows are looked up.
-struct TableLayer {};
-/// Marks attention, of whose first projections and products the operands become integers.
-struct AttentionLayer {};
-enum class LayerKind { weighted, table, attention };
-
-/// The batch norm that a layer is folded with, as that sees it; gamma and beta may be undefined.
-struct FoldedNorm {
-  Variable<float, 1, Cpu> gamma;
-  Tensor<float, 1, Cpu> beta, running_mean, running_var;
-  float eps;
-};
-/// What a batch norm tells of itself.
-class FoldableNorm {
- public:
-  virtual Index channels() const = 0;
-  /// Whether it has running statistics, in float on the CPU.
-  virtual bool can_be_folded() const = 0;
-  /// Nothing where it can't. Reads its numbers.
-  virtual std::optional<FoldedNorm> folded() const = 0;
-
- protected:
-  ~FoldableNorm() = default;
-};
-
-/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
-/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
-/// it is that of the last layer whose result it takes.
-struct LayerRanges {
-  LayerRanges(const std::string& layer, Index channels, LayerKind kind);
-
-  /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
-  void observe_weights(const float* weights, Index count, float share) const;
-  /// By output channel, or one for all. Throws UsageError where no range is known.
-  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
-  void visit(Visitor& visitor);
-
-  std::string name, weight_name, min_name, max_name;
-  ActivationSite input, output, sum, concatenation;
-  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
-  Buffer<float, 1, Cpu> weight_min, weight_max;
-
- private:
-  LayerKind kind_;
-};
-
-/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
-struct LayerPlace {
-  const LayerRanges* ranges = nullptr;
-  Module* norm = nullptr;
-  const FoldableNorm* foldable = nullptr;
-  std::string norm_name;
-};
-
-}  // namespace chorus::nn::quantization
-
-#if !CHORUS_COMPILED
-// <chorus/nn/quantization/layer_ranges_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-/// How the range of a layer's weights is followed, and where its numbers are kept.
-
-namespace chorus::nn::quantization {
-
-CHORUS_INLINE LayerRanges::LayerRanges(const std::string& layer, Index channels, LayerKind kind)
-    : name(layer),
-      weight_name(cat(layer, ".weight")),
-      input(cat(layer, ".input")),
-      output(cat(layer, ".output")),
-      sum(cat(layer, ".sum")),
-      concatenation(cat(layer, ".concatenation")),
-      kind_(kind) {
-  if (kind == LayerKind::attention)
-    for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
-  weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
-  weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
-  min_name = cat(layer, ".weight_min");
-  max_name = cat(layer, ".weight_max");
-}
-
-CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index count, float share) const {
-  const auto& min = value_of(weight_min);
-  const auto& max = value_of(weight_max);
-  const Index channels = min.numel();
-  for (Index i = 0; i < channels; ++i) {
-    Range seen;
-    kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
-    check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                          "' has a NaN or an infinity, which no integer stands for");
-    const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
-    min.data()[i] = now.min;
-    max.data()[i] = now.max;
-  }
-  weight_min.on<Cpu>().touch();
-  weight_max.on<Cpu>().touch();
-}
-
-CHORUS_INLINE std::vector<quantized::Levels> LayerRanges::weight_levels(const Scheme& scheme) const {
-  const auto& min = value_of(weight_min);
-  const auto& max = value_of(weight_max);
-  std::vector<quantized::Levels> out;
-  for (Index i = 0; i < min.numel(); ++i) {
-    check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
-                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
-                      "has one");
-    out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
-  }
-  return out;
-}
-
-CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
-  if (kind_ == LayerKind::weighted)
-    for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
-  if (kind_ == LayerKind::attention) input.visit(visitor);
-  for (auto& site : attention) site.visit(visitor);
-  visitor.buffer(min_name, weight_min);
-  visitor.buffer(max_name, weight_max);
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_LAYER_RANGES_HPP
-
-#include <unordered_map>
-
-namespace chorus::nn::quantization {
-
-/// One forward pass.
-class Pass final : public QuantizationPass {
- public:
-  using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
-  /// those of an integer model.
-  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
-      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
-
-  const LayerPlace* find(const void* layer) const;
-
-  /// What goes into a layer.
-  template <int Rank>
-  Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
-    if (values_.contains(key(value_of(x).storage()))) return chorus::detail::rounded(x);
-    const auto& storage = value_of(x).storage();
-    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
-    auto out = chorus::detail::rounded(x);
-    values_.erase(key(storage));  // what else takes it rounds it by itself
-    inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
-    return out;
-  }
-  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
-  template <int Rank>
-  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
-    const auto& numbers = value_of(w);
-    if (observes_ && saw_numbers_)  // an empty batch changes nothing
-      place.ranges->observe_weights(numbers.data(), numbers.numel(), scheme_.weight_averaging);
-    if (!rounds_ || !any) return w;
-    return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
-                                         place.ranges->weight_name);
-  }
-  /// A table's weight as integers stand for it, of which this device's share of the batch looks up `rows`. All members
-  /// of the batch's group call it, where it observes.
-  template <int Rank>
-  Variable<float, Rank, Cpu> table(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, Index rows) {
-    if (observes_ && !saw_numbers_) {
-      double any[] = {rows > 0 ? 1.0 : 0.0};
-      if (const auto group = batch_group()) group->max(any);
-      saw_numbers_ = any[0] > 0;
-    }
-    return weight(place, w, rows > 0);
-  }
-  /// What goes into attention's projections: the same tensor into several is seen once.
-  template <int Rank>
-  Variable<float, Rank, Cpu> attention_input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
-    const auto& storage = value_of(x).storage();
-    if (values_.contains(key(storage))) return chorus::detail::rounded(x);
-    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
-    return at_site(place.ranges->input, x, !is_new);
-  }
-  /// x as integers stand for it that are those of a site.
-  template <int Rank>
-  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
-                                     bool observed = false) {
-    const auto& storage = value_of(x).storage();
-    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
-    auto out = chorus::detail::rounded(x);
-    values_.erase(key(storage));
-    return out;
-  }
-  /// The attention that is computed now; null: none.
-  const LayerPlace*& attending() { return attending_; }
-  bool rounds_attention() const override { return attending_ != nullptr; }
-  void attends_by(const Storage<Cpu>& weights) override;
-  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
-  /// followed by a `relu` or not.
-  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
-              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// The product in integers that a folded batch norm has just taken.
-  std::shared_ptr<const IntegerProduct> taken_product() { return std::exchange(taken_product_, nullptr); }
-  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
-  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
-  /// What a folded batch norm and a residual are added to.
-  void sum(const LayerPlace& place, const Storage<Cpu>& storage);
-  /// A folded batch norm takes `x`. Throws UsageError unless its layer has just given that.
-  void check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x);
-
-  std::optional<Rounding> taken(const Storage<Cpu>& storage, const float* numbers, Index count) override;
-  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) override;
-  void keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override;
-  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
-  void joined(const Storage<Cpu>& result) override;
-  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage) override;
-
- private:
-  struct Value {
-    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
-    const ActivationSite* site;
-    const Module* awaits = nullptr;     // the batch norm that has to come next
-    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
-    std::size_t call = 0;               // that layer's place in the pass
-    bool rounded = false, observed = false;
-    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
-    bool relu = false;
-  };
-  /// What a layer has taken that is no layer's result, and rounded as that.
-  struct Input {
-    Storage<Cpu> storage;
-    Index count;
-    const ActivationSite* site;
-  };
-  struct JointSite {
-    const ActivationSite* site = nullptr;
-    const LayerPlace* place = nullptr;
-    std::size_t call = 0;
-  };
-  static const ActivationSite& joint_of(Joint how, const Value& value);
-  const ActivationSite* as_input(const JointOperand& x) const;
-  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result);
-  static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
-  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact);
-
-  const Scheme& scheme_;
-  const Layers& layers_;
-  const bool observes_, rounds_, evaluates_;
-  bool saw_numbers_ = false;
-  std::shared_ptr<const IntegerProduct> taken_product_;
-  std::unordered_map<const void*, Value> values_;
-  std::unordered_map<const void*, Input> inputs_;  // by their first number
-  std::unordered_set<const ActivationSite*> taken_joints_;
-  JointSite joint_;
-  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
-  std::size_t calls_ = 0;
-  const LayerPlace* attending_ = nullptr;
-  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
-};
-
-/// This thread's pass; null where nothing is quantised. Throws UsageError where a checkpoint computes `layer` again,
-/// which it had computed within one.
-Pass* current_pass(const void* layer);
-
-}  // namespace chorus::nn::quantization
-
-#if !CHORUS_COMPILED
-// <chorus/nn/quantization/pass_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
-/// How a pass finds out where what a layer takes comes from.
-
-namespace chorus::nn::quantization {
-
-CHORUS_INLINE const LayerPlace* Pass::find(const void* layer) const {
-  const auto found = layers_.find(layer);
-  return found == layers_.end() ? nullptr : &found->second;
-}
-
-CHORUS_INLINE void Pass::attends_by(const Storage<Cpu>& weights) {
-  values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
-}
-
-CHORUS_INLINE void Pass::output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
-                                std::shared_ptr<const IntegerProduct> product, bool relu) {
-  values_.insert_or_assign(key(storage), Value{.storage = storage,
-                                               .site = &place.ranges->output,
-                                               .awaits = awaits,
-                                               .place = &place,
-                                               .call = ++calls_,
-                                               .product = std::move(product),
-                                               .relu = relu});
-}
-
-CHORUS_INLINE std::optional<IntegerFactors> Pass::factors(const LayerPlace& place, const Storage<Cpu>& x,
-                                                          Index outputs) {
-  const auto in = evaluated_levels(x);
-  if (!in) return std::nullopt;
-  return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
-}
-
-CHORUS_INLINE void Pass::sum(const LayerPlace& place, const Storage<Cpu>& storage) {
-  taken_joints_.insert(&place.ranges->sum);
-  keep_joint(place.ranges->sum, place, calls_, storage);
-}
-
-CHORUS_INLINE void Pass::check_norm_takes(const Module* norm, const LayerPlace& place, const Storage<Cpu>& x) {
-  const auto found = values_.find(key(x));
-  check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
-                    "' is listed after '", place.ranges->name,
-                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                    "take the results of, and others elsewhere");
-  taken_product_ = found->second.product;
-}
-
-CHORUS_INLINE std::optional<Pass::Rounding> Pass::taken(const Storage<Cpu>& storage, const float* numbers,
-                                                        Index count) {
-  const auto found = values_.find(key(storage));
-  if (found == values_.end()) return std::nullopt;
-  Value& value = found->second;
-  if (value.awaits != nullptr)
-    fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                     "layers that they take the results of, and others elsewhere");
-  if (value.rounded) return std::nullopt;
-  if (observes_ && !value.observed)
-    saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
-  value.observed = true;
-  if (!rounds_ || count == 0) return std::nullopt;
-  return Rounding{value.site->levels(scheme_), value.site->name()};
-}
-
-CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) {
-  const auto found = values_.find(key(from));
-  if (found != values_.end() && found->second.product != nullptr) {
-    const Value& value = found->second;
-    if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
-      value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
-  }
-  follow(from, result, true, true);
-}
-
-CHORUS_INLINE void Pass::keeps_levels(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) {
-  follow(from, result, false, exact);
-}
-
-CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
-  // The site is that of the last layer among them which has given it to nothing else in this pass.
-  const Value* last = nullptr;
-  bool is_free = false;
-  for (const auto& x : operands) {
-    const auto found = values_.find(key(x.storage));
-    if (found == values_.end() || found->second.place == nullptr) continue;
-    const Value& value = found->second;
-    const bool free = !taken_joints_.contains(&joint_of(how, value));
-    if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
-      last = &value;
-      is_free = free;
-    }
-  }
-  if (last == nullptr) return false;
-  for (const auto& x : operands)
-    if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                    "without checkpoints");
-  joint_ = {&joint_of(how, *last), last->place, last->call};
-  taken_joints_.insert(joint_.site);
-  for (const auto& x : operands)
-    if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
-      values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
-      lent_.push_back(key(x.storage));
-    }
-  return true;
-}
-
-CHORUS_INLINE void Pass::joined(const Storage<Cpu>& result) {
-  for (const auto* const input : lent_) values_.erase(input);
-  lent_.clear();
-  keep_joint(*joint_.site, *joint_.place, joint_.call, result);
-}
-
-CHORUS_INLINE std::optional<quantized::Levels> Pass::evaluated_levels(const Storage<Cpu>& storage) {
-  const auto found = values_.find(key(storage));
-  if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
-  return found->second.site->levels(scheme_);
-}
-
-CHORUS_INLINE const ActivationSite& Pass::joint_of(Joint how, const Value& value) {
-  const auto& ranges = *value.place->ranges;
-  return how == Joint::sum ? ranges.sum : ranges.concatenation;
-}
-
-CHORUS_INLINE const ActivationSite* Pass::as_input(const JointOperand& x) const {
-  const auto found = inputs_.find(x.numbers);
-  return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
-}
-
-CHORUS_INLINE void Pass::keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call,
-                                    const Storage<Cpu>& result) {
-  values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
-}
-
-CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
-  const auto found = values_.find(key(from));
-  if (found == values_.end() || key(from) == key(result)) return;
-  Value value = found->second;
-  value.storage = result;
-  value.rounded = rounded || (exact && value.rounded);
-  value.observed = value.observed || !exact;
-  if (value.rounded || !exact) value.product = nullptr;
-  value.relu = true;  // no other function is exact, and takes what is not rounded
-  values_.insert_or_assign(key(result), value);
-}
-
-CHORUS_INLINE Pass* current_pass(const void* layer) {
-  auto* const pass = static_cast<Pass*>(chorus::detail::quantization_pass);
-  if (chorus::detail::first_run != nullptr) [[unlikely]]
-    check<UsageError>(chorus::detail::first_run->found(layer, 2, pass != nullptr) == (pass != nullptr),
-                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
-                      "quantised: expected a model without checkpoints");
-  return pass;
-}
-
-}  // namespace chorus::nn::quantization
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_PASS_HPP
-
-namespace chorus::nn {
-
-namespace quantization {
-
-/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
-template <int XRank, int WRank>
-using LayerFunction = std::function<Variable<float, XRank, Cpu>(
-    const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
-
-/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
-template <int XRank, int WRank>
-std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
-                                                  const Variable<float, XRank, Cpu>& x,
-                                                  const Variable<float, WRank, Cpu>& w,
-                                                  const LayerFunction<XRank, WRank>& product) {
-  // Of these layers there are integer forms.
-  if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
-    const auto& input = value_of(x);
-    const auto& weight = value_of(w);
-    const auto factors = pass.factors(place, input.storage(), weight.size(0));
-    if (!factors || (place.norm != nullptr && place.norm->training())) return nullptr;
-    const auto flat = [](const auto& numbers) { return contiguous(numbers).view(Shape<1>{numbers.numel()}); };
-    Shape<XRank> shape{};
-    auto out = integer_product(*factors, flat(input), flat(weight), [&](const auto& steps, const auto& part) {
-      const Variable<float, XRank, Cpu> xs(steps.view(input.shape()));
-      const Variable<float, WRank, Cpu> ws(part.view(weight.shape()));
-      const auto y = contiguous(value_of(product(xs, ws, Variable<float, 1, Cpu>())));
-      shape = y.shape();
-      return y.view(Shape<1>{y.numel()});
-    });
-    if (out != nullptr) out->shape = chorus::detail::channels_along(shape, 1);
-    return out;
-  } else {
-    return nullptr;
-  }
-}
-
-/// What a layer makes of x by `f(x, weight, bias)`.
-template <int XRank, int WRank>
-Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
-                                         const Variable<float, WRank, Cpu>& weight,
-                                         const Variable<float, 1, Cpu>& bias, const LayerFunction<XRank, WRank>& f) {
-  const auto input = pass.input(place, x);
-  const bool any = value_of(x).numel() > 0;
-  const auto norm = place.foldable == nullptr ? std::nullopt : place.foldable->folded();
-  if (!norm) {
-    const auto w = pass.weight(place, weight, any);
-    auto product = evaluated_product(pass, place, input, w, f);
-    if (product != nullptr && value_of(bias).defined())
-      std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
-    auto y = f(input, w, bias);
-    pass.output(place, value_of(y).storage(), nullptr, std::move(product));
-    return y;
-  }
-  const auto numbers = [](const auto& tensor) { return tensor.defined() ? tensor.data() : nullptr; };
-  const FoldFactors factors(value_of(norm->gamma), norm->running_var, norm->eps);
-  const auto w = pass.weight(place, fold(weight, norm->gamma, factors), any);
-  auto product = evaluated_product(pass, place, input, w, f);
-  if (product != nullptr) {
-    product->bias = folded_biases(product->shape.channels, numbers(value_of(bias)),
-                                  numbers(value_of(norm->gamma)), numbers(norm->beta), norm->running_mean.data(),
-                                  norm->running_var.data(), norm->eps);
-    product->nothing = factors.nothing;
-  }
-  auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), norm->gamma, factors);
-  if (value_of(bias).defined()) {
-    auto shape = value_of(y).shape();
-    shape.fill(1);
-    shape[1] = value_of(bias).numel();
-    y = y + reshape(bias, shape);
-  }
-  pass.output(place, value_of(y).storage(), place.norm, std::move(product));
-  return y;
-}
-
-}  // namespace quantization
-
-namespace detail {
-
-/// `f(x, weight, bias)`, which is what `layer` computes; in a pass with fake quantisation of rounded numbers.
+/// `f(x, weight, bias)`, which is what `layer` computes.
 template <Operand X, class W, class B, class F>
 auto weighted(const void* layer, const X& x, const W& weight, const B& bias, const F& f) {
   using Result = decltype(f(x, weight, bias));
-  if (auto* const pass = quantization::current_pass(layer)) [[unlikely]] {
-    if (const auto* const place = pass->find(layer)) {
-      if constexpr (std::is_same_v<typename tensor_of<X>::value_type, float> &&
-                    std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
-                    !chorus::detail::is_graph_variable<X>) {
-        return Result(quantization::layer_output<Result::rank, W::rank>(
-            *pass, *place, chorus::detail::variable_of(x), weight.as_variable(), bias.as_variable(), f));
-      } else {
-        fail<UsageError>("QuantizationAware: '", place->ranges->name,
-                         "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
-                         "no MixedPrecision");
-      }
+  const void* part = nullptr;
+  if (auto* const interceptor = chorus::detail::interceptor_of(layer, part)) [[unlikely]] {
+    if constexpr (chorus::detail::may_be_intercepted<X>) {
+      using V = Variable<float, Result::rank, Cpu>;
+      using Weight = Variable<float, W::rank, Cpu>;
+      const auto xs = chorus::detail::variable_of(x);
+      const auto apply = [](const void* call, const FloatVariable& input, const FloatVariable& w,
+                            const Variable<float, 1, Cpu>& b, void* result) {
+        *static_cast<V*>(result) =
+            (*static_cast<const F*>(call))(input.as<Result::rank>(), w.as<Weight::rank>(), b);
+      };
+      V result;
+      interceptor->layer(part, {xs, weight.as_variable(), bias.as_variable(), &f, apply}, &result);
+      return Result(result);
+    } else {
+      interceptor->refuse_numbers(part);
     }
   }
   return f(x, weight, bias);
 }
 
-/// `f(weight)`, which looks up `rows` rows of a table's weight; in a pass with fake quantisation of a rounded one.
+/// `f(weight)`, which looks up `rows` rows of a table's weight.
 template <class W, class F>
 auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
   using Result = decltype(f(weight));
   using Weight = tensor_of<W>;
-  if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
-    if (const auto* const place = pass->find(layer))
-      if constexpr (std::is_same_v<typename Weight::value_type, float> &&
-                    std::is_same_v<typename Weight::device_type, Cpu>)
-        return Result(f(pass->table(*place, weight.as_variable(), rows)));
+  const void* part = nullptr;
+  if (auto* const interceptor = chorus::detail::interceptor_of(layer, part)) [[unlikely]]
+    if constexpr (std::is_same_v<typename Weight::value_type, float> &&
+                  std::is_same_v<typename Weight::device_type, Cpu>)
+      return Result(f(interceptor->table(part, weight.as_variable(), rows)));
   return f(weight);
 }
 
 /// `f(weight, input, operand)`: what attention makes of its in_proj_weight. `weight()` gives it, once `input(x)` has
-/// taken what is projected; `operand(part, y)` takes what projection `part` gives. With fake quantisation all that is
-/// rounded, and so are the weights of values; else it is as it was.
+/// taken what is projected; `operand(number, y)` takes what projection `number` gives.
 template <class W, class F>
 auto attended(const void* layer, const W& weight, bool any, const F& f) {
   if constexpr (std::is_same_v<typename tensor_of<W>::value_type, float> &&
                 std::is_same_v<typename tensor_of<W>::device_type, Cpu>) {
-    if (auto* const pass = quantization::current_pass(layer)) [[unlikely]]
-      if (const auto* const place = pass->find(layer)) {
-        const chorus::detail::Replaced<const quantization::LayerPlace*> scope(pass->attending(), place);
-        const auto variable = [place]<class X>(const X& x) {
-          if constexpr (!chorus::detail::may_be_quantized<X>)
-            fail<UsageError>("QuantizationAware: '", place->ranges->name,
-                             "' gets numbers of another type, or gradients of gradients: expected float on the CPU, ",
-                             "and no MixedPrecision");
-          if constexpr (chorus::detail::may_be_quantized<X>)
-            return chorus::detail::variable_of(x);
-          else
-            return x;
-        };
-        const auto round = [&]<class X>(const X& x, const auto& how) {
-          if constexpr (chorus::detail::may_be_quantized<X>)
-            return how(variable(x));
-          else
-            return variable(x);
-        };
-        return f([&] { return pass->weight(*place, weight.as_variable(), any); },
-                 [&](const auto& x) {
-                   return round(x, [&](const auto& v) { return pass->attention_input(*place, v); });
-                 },
-                 [&](std::size_t part, const auto& y) {
-                   return round(y, [&](const auto& v) { return pass->at_site(place->ranges->attention[part], v); });
-                 });
-      }
+    const void* part = nullptr;
+    if (auto* const interceptor = chorus::detail::interceptor_of(layer, part)) [[unlikely]] {
+      const struct Scope {
+        Interceptor& pass;
+        const void* const before;
+        ~Scope() { pass.begin_attention(before); }
+      } scope{*interceptor, interceptor->begin_attention(part)};
+      const auto changed = [&]<class X>(const X& x, const auto& change) {
+        if constexpr (chorus::detail::may_be_intercepted<X>) {
+          Variable<float, tensor_of<X>::rank, Cpu> result;
+          change(chorus::detail::variable_of(x), &result);
+          return result;
+        } else {
+          interceptor->refuse_numbers(part);
+          return x;
+        }
+      };
+      return f([&] { return interceptor->attention_weight(part, weight.as_variable(), any); },
+               [&](const auto& x) {
+                 return changed(x, [&](const auto& v, void* to) { interceptor->attention_input(part, v, to); });
+               },
+               [&](std::size_t number, const auto& y) {
+                 return changed(
+                     y, [&](const auto& v, void* to) { interceptor->attention_operand(part, number, v, to); });
+               });
+    }
   }
   return f([&]() -> const W& { return weight; }, [](const auto& x) -> const auto& { return x; },
            [](std::size_t, const auto& y) -> const auto& { return y; });
 }
 
-/// The place of a batch norm that is folded, which takes `x`; null elsewhere.
+/// A batch norm takes x: the interceptor's part in it, or null.
 template <Operand X>
-const quantization::LayerPlace* folded_place(const Module* norm, const X& x) {
-  if (auto* const pass = quantization::current_pass(norm)) [[unlikely]]
-    if (const auto* const place = pass->find(norm))
-      if constexpr (chorus::detail::may_be_quantized<X>) {
-        pass->check_norm_takes(norm, *place, value_of(x).storage());
-        return place;
-      }
+const void* norm_takes(const Module* norm, const X& x) {
+  const void* part = nullptr;
+  if (auto* const interceptor = chorus::detail::interceptor_of(norm, part)) [[unlikely]]
+    if constexpr (chorus::detail::may_be_intercepted<X>) {
+      interceptor->norm_takes(norm, part, value_of(x).storage());
+      return part;
+    }
   return nullptr;
 }
-/// The normalised `y`, maybe after a ReLU, which is the result of the layer and the batch norm together.
+/// The normalised `y`, maybe after a ReLU.
 template <Operand Y>
-Y folded_result(const quantization::LayerPlace* place, Y y, bool relu = false) {
-  if constexpr (chorus::detail::may_be_quantized<Y>)
-    if (place != nullptr) [[unlikely]] {
-      auto* const pass = quantization::current_pass(place->norm);
-      pass->output(*place, value_of(y).storage(), nullptr, pass->taken_product(), relu);
-    }
+Y norm_gives(const void* part, Y y, bool relu = false) {
+  if constexpr (chorus::detail::may_be_intercepted<Y>)
+    if (part != nullptr) [[unlikely]]
+      chorus::detail::interceptor->norm_gives(part, value_of(y).storage(), relu);
   return y;
 }
-/// relu(y + residual), of which all three are rounded.
-template <Operand Y, Operand R>
-auto folded_sum(const quantization::LayerPlace& place, const Y& y, const R& residual) {
-  auto sum = relu(chorus::detail::plain_sum(chorus::detail::rounded(folded_result(&place, y)),
-                                            chorus::detail::rounded(residual)));
-  if constexpr (chorus::detail::may_be_quantized<decltype(sum)>)
-    quantization::current_pass(place.norm)->sum(place, value_of(sum).storage());
-  return sum;
-}
 
-}  // namespace detail
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_QUANTIZATION_WEIGHTED_LAYER_HPP
+}  // namespace chorus::nn::detail
+#endif  // CHORUS_SINGLE_CHORUS_NN_INTERCEPTED_HPP
 
 // <chorus/ops/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_BATCH_NORM_HPP
@@ -32982,6 +32881,76 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 #define CHORUS_SINGLE_CHORUS_OPS_SYNC_BATCH_NORM_HPP
 /// Batch normalisation with the statistics of a batch that several devices or ranks share.
 
+#include <any>
+// <chorus/core/batch_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
+/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
+
+namespace chorus {
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order.
+class BatchGroup {
+ public:
+  virtual ~BatchGroup() = default;
+  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
+  virtual void sum(std::span<double> values) = 0;
+  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  virtual void max(std::span<double>) {
+    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
+                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
+  }
+  /// What this member's gradients will be multiplied by before all are added up.
+  virtual double weight() = 0;
+  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  virtual bool recorded() const { return false; }
+  /// Where it is: what each member gives, in their order.
+  virtual std::vector<std::any> exchange(const std::any&) { return {}; }
+  /// Which of the members this is, and a number of the pass that they are in.
+  virtual std::size_t member() const { return 0; }
+  virtual std::size_t pass() const { return 0; }
+  /// Whether this thread may take part now: asked where backward computes something again.
+  virtual bool is_here() const { return true; }
+};
+
+/// The group of this thread's forward pass; null where the batch is whole.
+inline std::shared_ptr<BatchGroup>& batch_group() {
+  thread_local std::shared_ptr<BatchGroup> group;
+  return group;
+}
+
+/// While it lives, operations of this thread belong to `group`.
+struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
+  explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
+};
+
+namespace detail {
+inline constexpr const char* different_layers =
+    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+}  // namespace detail
+
+/// An operation's place in a pass that is recorded as one graph.
+class PlaceInPass {
+ public:
+  PlaceInPass() = default;
+  explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
+
+  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
+  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
+  /// back through the whole graph.
+  bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
+
+ private:
+  std::shared_ptr<BatchGroup> group_;
+  std::size_t pass_ = 0;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
+
 // <chorus/ops/device_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
@@ -33265,10 +33234,7 @@ struct BatchNormLayerOptions {
 /// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
 /// again.
 template <Device D, Real T = float>
-class BatchNorm : public Module,
-                  public Synchronisable,
-                  public RunningStatistics,
-                  public quantization::FoldableNorm {
+class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
   using device_type = D;
   Parameter<T, 1, D> weight, bias;
@@ -33291,7 +33257,7 @@ class BatchNorm : public Module,
 
   template <Operand X>
   auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return detail::folded_result(detail::folded_place(this, x), normalised(x)); });
+    return detail::watched(*this, [&] { return detail::norm_gives(detail::norm_takes(this, x), normalised(x)); });
   }
   /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
   /// parameters nor buffers, gives what it gets, and refuses to train.
@@ -33319,18 +33285,7 @@ class BatchNorm : public Module,
     return cat(synchronised() ? "SyncBatchNorm(" : "BatchNorm(", channels_, ending());
   }
 
-  Index channels() const override { return channels_; }
-  bool can_be_folded() const override {
-    return std::is_same_v<D, Cpu> && std::is_same_v<T, float> && static_cast<bool>(running_mean);
-  }
-  std::optional<quantization::FoldedNorm> folded() const override {
-    if constexpr (std::is_same_v<D, Cpu> && std::is_same_v<T, float>)
-      if (running_mean)
-        return quantization::FoldedNorm{weight.as_variable(), weight ? value_of(bias) : Tensor<T, 1, D>(),
-                                        value_of(running_mean), value_of(running_var),
-                                        static_cast<float>(options_.eps)};
-    return std::nullopt;
-  }
+  Index channels() const { return channels_; }
 
   bool tracks_running_stats() const override { return static_cast<bool>(running_mean); }
   void reset_running_stats() const override {
@@ -33466,20 +33421,20 @@ class BatchNormReLU : public BatchNorm<D, T> {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
-      const auto* const place = detail::folded_place(this, x);
+      const auto* const part = detail::norm_takes(this, x);
       if (this->folded_away()) [[unlikely]]
         return relu(this->normalised(x));
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
-      if (group) return detail::folded_result(place, relu(this->over_group(x, group)), /*relu=*/true);
-      return detail::folded_result(
-          place, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
+      if (group) return detail::norm_gives(part, relu(this->over_group(x, group)), /*relu=*/true);
+      return detail::norm_gives(
+          part, batch_norm_relu(x, this->weight, this->bias, mean, var, by_batch, options), /*relu=*/true);
     });
   }
   template <Operand X, Operand R>
   auto operator()(const X& x, const R& residual) const {
     return detail::watched(*this, [&] {
-      if (const auto* const place = detail::folded_place(this, x)) [[unlikely]]
-        return detail::folded_sum(*place, this->normalised(x), residual);
+      if (const auto* const part = detail::norm_takes(this, x)) [[unlikely]]
+        return sum_of_taken(part, this->normalised(x), residual);
       const auto [group, mean, var, by_batch, options] = this->begin(x.numel());
       if (group) return relu(chorus::detail::plain_sum(this->over_group(x, group), residual));
       return batch_norm_add_relu(x, residual, this->weight, this->bias, mean, var, by_batch, options);
@@ -33487,6 +33442,17 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
   std::string describe() const override {
     return cat(this->synchronised() ? "SyncBatchNormReLU(" : "BatchNormReLU(", this->channels_, this->ending());
+  }
+
+ private:
+  // relu(y + residual), by what the interceptor takes for both.
+  template <Operand Y, Operand R>
+  static auto sum_of_taken(const void* part, const Y& y, const R& residual) {
+    auto sum = relu(chorus::detail::plain_sum(chorus::detail::taken(detail::norm_gives(part, y)),
+                                              chorus::detail::taken(residual)));
+    if constexpr (chorus::detail::may_be_intercepted<decltype(sum)>)
+      chorus::detail::interceptor->norm_adds(part, value_of(sum).storage());
+    return sum;
   }
 };
 
@@ -36330,6 +36296,20 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
 
+// <chorus/kernels/exact_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+/// Sums of products of whole numbers, without rounding error.
+
+namespace chorus::kernels {
+
+/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
+/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+inline thread_local constinit bool exact_sums = false;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+
 namespace chorus::kernels {
 
 namespace detail {
@@ -37556,7 +37536,7 @@ struct Conv2dOptions {
 
 /// x: [batch, in, height, width] -> [batch, out, out_h, out_w]; weight: [out, in / groups, kernel_h, kernel_w].
 template <Device D, Real T = float>
-class Conv2d : public detail::ConvolutionBase<4, D, T>, public quantization::WeightedLayer {
+class Conv2d : public detail::ConvolutionBase<4, D, T> {
  public:
   /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
   Conv2d(Index in_channels, Index out_channels, const Conv2dOptions& options)
@@ -38385,9 +38365,9 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
 namespace chorus::nn {
 
 /// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type. Under QuantizationAware each row is rounded, by a scale of its own.
+/// type.
 template <Device D, Real T = float>
-class Embedding : public Module, public quantization::TableLayer {
+class Embedding : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -39901,7 +39881,7 @@ struct LinearOptions {
 
 /// y = x weightᵀ + bias for x: [..., in]; weight: [out, in], bias: [out].
 template <Device D, Real T = float>
-class Linear : public Module, public quantization::WeightedLayer {
+class Linear : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
@@ -40001,9 +39981,10 @@ std::string summed_parameters(Module& model) {
   Index all = 0, trainable = 0;
   std::size_t bytes = 0;
   for (const auto& named : named_parameters<D>(model)) {
-    all += named.parameter->count();
-    bytes += named.parameter->size_bytes();
-    if (named.parameter->wants_grad()) trainable += named.parameter->count();
+    const Index count = numel(named.parameter->extents());
+    all += count;
+    bytes += static_cast<std::size_t>(count) * size_of(named.parameter->dtype());
+    if (named.parameter->wants_grad()) trainable += count;
   }
   return cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
 }
@@ -40053,6 +40034,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
     Model copy = copy_of(model);
     detail::SummaryTable<D> table(copy);
     RandomContext random;
+    random.device_slot = slot;
     const RandomScope scope(random);
     const GradMode with_gradients(true);
     const auto run = [&](const auto&... xs) {
@@ -40150,7 +40132,7 @@ std::string SummaryTable<D>::text(bool called) {
     Index parameters = 0;
     bool shared = true;
     for (const AnyParameter& parameter : row.parameters) {
-      parameters += parameter.on<D>().count();
+      parameters += numel(parameter.on<D>().extents());
       shared = !above.insert(parameter.shared().get()).second && shared;
     }
     const std::string own = parameters == 0 ? "-" : cat(parameters);
@@ -41004,8 +40986,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   } else {
     static_assert(of_one_type<A, B>, "where: operands have different scalar types; to<float>(x) converts one");
     const auto shape = broadcast_shapes("where", broadcast_shapes("where", mask.shape(), a.shape()), b.shape());
-    check<DeviceError>(mask.device() == a.device() && a.device() == b.device(), "where: operands are on ",
-                       mask.device(), " and on another device");
+    detail::check_same_device("where", mask, a, b);
     const auto choose = detail::broadcast_to(mask, shape);
     const auto left = detail::broadcast_to(a, shape);
     const auto right = detail::broadcast_to(b, shape);
@@ -41293,18 +41274,18 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention whose operands are rounded, the weights of values among them.
+/// Whether this is a layer's attention of which the interceptor takes the weights of values.
 template <Operand Q>
-bool rounds_attention() {
-  if constexpr (may_be_quantized<Q>) return quantization_pass != nullptr && quantization_pass->rounds_attention();
+bool takes_attention_weights() {
+  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
   return false;
 }
 template <Operand W>
-W rounded_attention(const W& weights) {
-  if constexpr (may_be_quantized<W>)
-    if (rounds_attention<W>()) [[unlikely]] {
-      quantization_pass->attends_by(value_of(weights).storage());
-      return rounded(weights);
+W taken_weights(const W& weights) {
+  if constexpr (may_be_intercepted<W>)
+    if (takes_attention_weights<W>()) [[unlikely]] {
+      interceptor->attends_by(value_of(weights).storage());
+      return taken(weights);
     }
   return weights;
 }
@@ -41318,7 +41299,7 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   if (options.causal)
     scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
                          -std::numeric_limits<double>::infinity());
-  const auto weights = rounded_attention(softmax(scores, -1, /*none_is_zero=*/true));
+  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
   if (options.dropout == 0) return matmul(weights, v);
   return matmul(dropout(weights, options.dropout), v);
 }
@@ -41430,7 +41411,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       return std::equal(scores.begin(), scores.end() - 2, other.begin());
     };
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
-        !rounds_attention<Q>()) {
+        !takes_attention_weights<Q>()) {
       scores.back() = keys.size(-2);
       const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
       if constexpr (has_attention_kernel<Q, K, V>) {
@@ -41566,7 +41547,7 @@ auto compare(const char* operation, const F& f, const A& a, const B& b) {
     const auto& x = value_of(a);
     const auto& y = value_of(b);
     check_defined(operation, x, y);
-    check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+    check_same_device(operation, x, y);
     const auto shape = broadcast_shapes(operation, x.shape(), y.shape());
     const auto left = broadcast_to(x, shape);
     const auto right = broadcast_to(y, shape);
@@ -41723,7 +41704,7 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
 /// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
-/// device.
+/// device: in a pass to its own, unless another one is named.
 
 namespace chorus {
 
@@ -41732,7 +41713,7 @@ namespace chorus {
 /// stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
 requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
-auto arange(Start start, Stop stop, Step step = 1, D device = {}) {
+auto arange(Start start, Stop stop, Step step = 1, D device = default_device<D>()) {
   constexpr bool whole = std::integral<Start> && std::integral<Stop> && std::integral<Step>;
   using Made = std::conditional_t<std::is_void_v<T>, std::conditional_t<whole, std::int64_t, float>, T>;
   using Exact = std::conditional_t<whole, std::int64_t, double>;
@@ -41756,7 +41737,7 @@ auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
 /// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
 /// negative.
 template <Real T = float, Device D = Cpu>
-Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = {}) {
+Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = default_device<D>()) {
   check<UsageError>(count >= 0, "linspace: expected a count of at least 0, got ", count);
   auto out = Tensor<T, 1>::empty({count});
   const double step = count > 1 ? (stop - start) / static_cast<double>(count - 1) : 0;
@@ -41788,7 +41769,7 @@ auto ones_like(const X& x) {
 
 /// Ones on the diagonal, else zeros: [rows, columns], or [rows, rows].
 template <Scalar T = float, Device D = Cpu>
-Tensor<T, 2, D> eye(Index rows, Index columns, D device = {}) {
+Tensor<T, 2, D> eye(Index rows, Index columns, D device = default_device<D>()) {
   auto out = Tensor<T, 2>::zeros({rows, columns});
   for (Index i = 0; i < std::min(rows, columns); ++i) out.data()[i * columns + i] = static_cast<T>(1);
   return to_device(out, device);
@@ -41850,8 +41831,9 @@ struct CrossEntropyOptions {
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
   /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
-  /// batch that is cut into micro-batches whose gradients are added up: the tokens that count in all of them. Under a
-  /// policy of several processes: in all of this rank's, or with canonical shares in all ranks'. A positive number.
+  /// batch that is cut into micro-batches whose gradients are added up. The tokens that count in the whole batch: in
+  /// all micro-batches of all ranks. A positive number, the same on all ranks; a smaller one than the tokens that have
+  /// counted is refused in backward.
   std::optional<double> mean_over = {};
 };
 
@@ -42563,7 +42545,6 @@ auto place_of(const X& x) {
 // What the caller wants the sum divided by. Throws UsageError for what can't be that.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
-  if (batch_group()) batch_group()->check_mean_over();
   const double over = *options.mean_over;
   check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
   check<UsageError>(options.reduction == Reduction::mean, operation,
@@ -42608,10 +42589,11 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
   if (options.mean_over) {
     const double over = checked_mean_over(operation, options);
     options.reduction = Reduction::sum;
-    return as_mean(loss_of(options) / over, over);
+    const double counted = std::is_same_v<D, Cpu> ? count_labels(labels, options.ignore_index) : 0;
+    return as_sum(loss_of(options), true, over, counted) / over;
   }
   auto loss = loss_of(options);
-  if (options.reduction == Reduction::sum) return loss;
+  if (options.reduction == Reduction::sum) return as_sum(std::move(loss), true, 0, static_cast<double>(labels.numel()));
   return as_counted_mean<D>(std::move(loss), [labels, ignore_index = options.ignore_index] {
     return count_labels(labels, ignore_index);
   });
@@ -43082,7 +43064,7 @@ template <class F, class T, int Rank, class D, int RankY>
 void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Tensor<T, RankY, D>& y) {
   static_assert(RankY <= Rank, "in place: the right side has more axes than the tensor that is written");
   check_defined(operation, value_of(x), value_of(y));
-  check<DeviceError>(x.device() == y.device(), operation, ": operands are on ", x.device(), " and on another device");
+  check_same_device(operation, x, y);
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
                     ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());
@@ -43224,15 +43206,15 @@ auto mean_of_losses(const X& losses, double over) {
       return canonical_mean(losses, *cut, [&](Index begin, Index end) {
         return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
-  return as_mean(sum(losses) / (over == 0 ? 1 : over), over);
+  return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
 }
-// The same, divided by what the caller says of the whole batch.
+// The same, divided by what the caller says of the whole batch. `counted`: what the losses here would be a mean over.
 template <Operand X>
-auto sum_of_losses_over(const X& losses, double over) {
+auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
     if (const auto cut = cut_of_losses(losses)) [[unlikely]]
       return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
-  return as_mean(sum(losses) / over, over);
+  return as_sum(sum(losses), true, over, counted) / over;
 }
 template <Operand X>
 auto mean_or_sum(const X& losses, Reduction reduction) {
@@ -43389,13 +43371,6 @@ struct RandomOptions {
 
 namespace detail {
 
-/// The device that this part of a pass is on, where it is of that kind.
-template <Device D>
-D device_here() {
-  const auto* context = random_context();
-  return context != nullptr && std::string_view(context->device_kind) == D::kind ? D{context->device} : D{};
-}
-
 template <Device D>
 void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
@@ -43525,7 +43500,7 @@ void check_deviations(const X& std) {
 /// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
 /// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
 template <Real T, std::size_t Rank, Device D = Cpu>
-detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                  const RandomOptions& options = {}) {
   using C = compute_type<T>;
   // The largest number below 1 in T: nothing is rounded up to 1.
@@ -43538,7 +43513,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
 
 /// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
 template <Real T, std::size_t Rank, Device D = Cpu>
-detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = detail::device_here<D>(),
+detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                   const RandomOptions& options = {}) {
   using C = compute_type<T>;
   return to<T>(detail::drawn<C>("randn", shape, device, options,
@@ -43551,7 +43526,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
 /// UsageError unless low < high, and where T doesn't hold them.
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
-                                    D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+                                    D device = default_device<D>(), const RandomOptions& options = {}) {
   static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
   check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
   check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
@@ -43619,7 +43594,7 @@ auto normal(double mean, const S& std, const RandomOptions& options = {}) {
 }
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Index, Rank>& shape,
-                                   D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+                                   D device = default_device<D>(), const RandomOptions& options = {}) {
   detail::check_deviation(std);
   return randn<T>(shape, device, options) * std + mean;
 }
@@ -43652,7 +43627,7 @@ inline RandomKey key_of_whole(std::string_view operation, Index count, std::stri
 /// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
 /// or each has its own.
 template <std::integral T = std::int64_t, Device D = Cpu>
-Tensor<T, 1, D> randperm(Index n, D device = detail::device_here<D>(), const RandomOptions& options = {}) {
+Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
                     dtype<T>, ", got ", n);
   const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);
@@ -44276,22 +44251,22 @@ auto adaptive_avg_pool2d(const X& x, Size2d size) {
                     " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   if (shape[2] % size.height != 0 || shape[3] % size.width != 0)
-    return detail::keeps_levels(
+    return detail::derived(
         input, detail::mean_of_parts(input, {shape[2], size.height}, {shape[3], size.width}), /*exact=*/false);
   const Size2d part{shape[2] / size.height, shape[3] / size.width};
   const auto windows = detail::pool2d_shape("adaptive_avg_pool2d", shape, part, {});
-  return detail::keeps_levels(input, detail::mean_of_windows(input, windows), /*exact=*/false);
+  return detail::derived(input, detail::mean_of_windows(input, windows), /*exact=*/false);
 }
 
 /// x: [batch, channels, ...] -> the mean of each channel: [batch, channels].
 template <Operand X>
 auto global_avg_pool(const X& x) {
-  const auto input = detail::rounded(x);
+  const auto input = detail::taken(x);
   const Index pixels = value_of(input).numel() / std::max<Index>(1, value_of(x).size(0) * value_of(x).size(1));
   const auto sums = [](const auto& steps) { return sum(flatten<2>(steps), 2); };
-  return detail::keeps_levels(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
+  return detail::derived(input, detail::exact_means(input, mean(flatten<2>(input), 2), pixels, sums),
                               /*exact=*/false);
 }
 
@@ -44458,27 +44433,6 @@ auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTran
 
 namespace chorus::kernels {
 
-/// An array, and what its numbers count in a sum.
-struct GradientTerm {
-  const void* numbers;
-  double weight;
-};
-
-/// A gradient as steps on the CPU read it: an array, or, where there are `terms`, two or more, the sum of arrays times
-/// weights. A step adds them up on its way, each product rounded, in their order, as a collective would have done.
-template <Real T>
-struct Gradient {
-  const T* own;
-  std::span<const GradientTerm> terms = {};
-
-  Gradient(const T* numbers) : own(numbers) {}
-  Gradient(const T* numbers, std::span<const GradientTerm> all) : own(numbers), terms(all) {}
-};
-
-/// out := the gradient; `out` may be one of its arrays.
-template <Real T>
-void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g);
-
 struct SgdScalars {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, first_step = false;
@@ -44487,7 +44441,7 @@ struct SgdScalars {
 /// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for
 /// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
 template <Real T>
-void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s);
+void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s);
 
 struct AdamScalars {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
@@ -44501,7 +44455,7 @@ struct AdamScalars {
 /// p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps), with the largest v so far if `vmax` is not null
 /// (AMSGrad). Overwrites p, m, v and vmax; `g` stays.
 template <Real T>
-void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s);
+void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s);
 
 struct RmsPropScalars {
   double lr = 0, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
@@ -44510,7 +44464,7 @@ struct RmsPropScalars {
 /// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step
 /// and step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s);
+void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s);
 
 struct AdagradScalars {
   double lr = 0, lr_decay = 0, eps = 1e-10, weight_decay = 0;
@@ -44520,7 +44474,7 @@ struct AdagradScalars {
 
 /// g += weight_decay p; sum += g²; p -= lr / (1 + (step - 1) lr_decay) * g / (sqrt(sum) + eps). Overwrites p and sum.
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s);
+void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s);
 
 /// The sum of squares, in an order that depends on `count` alone.
 template <Real T>
@@ -44536,62 +44490,25 @@ double square_sum(Cpu, Index count, const T* x);
 
 namespace chorus::kernels {
 
-namespace detail {
-/// Calls `f(gradient)`, where `gradient(i, count)` is a packet of it.
-template <Real T, class F>
-void with_gradient(const Gradient<T>& g, const F& f) {
-  if (g.terms.empty()) return f([own = g.own](Index i, auto n) { return load(own + i, n); });
-  struct Term {
-    const T* numbers;
-    T weight;
-  };
-  std::vector<Term> terms;
-  for (const auto& [numbers, weight] : g.terms)
-    terms.push_back({static_cast<const T*>(numbers), static_cast<T>(weight)});
-  // A zero that the compiler knows nothing of: products with it in them can't be fused with additions.
-  std::int64_t nothing = 0;
-  asm("" : "+r"(nothing));
-  const auto product = [zero = splat(static_cast<T>(nothing))](const Term& term, Index i, auto n) {
-    return Eigen::internal::por(pmul(splat(term.weight), load(term.numbers + i, n)), zero);
-  };
-  const Term first = terms[0], second = terms[1];
-  const std::span<const Term> rest = std::span(terms).subspan(2);
-  f([=](Index i, auto n) {
-    auto sum = padd(product(first, i, n), product(second, i, n));
-    for (const Term& term : rest) sum = padd(sum, product(term, i, n));
-    return sum;
-  });
-}
-}  // namespace detail
-
 template <Real T>
-void add_up(Cpu, Index count, T* out, std::type_identity_t<Gradient<T>> g) {
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) { store(out + i, gradient(i, n), n); });
-  });
-}
-
-template <Real T>
-void sgd_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* momentum, const SgdScalars& s) {
+void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), decay = scalar(s.weight_decay), keep = scalar(s.momentum),
              mix = scalar(1 - s.dampening);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      auto step = pmadd(decay, value, gradient(i, n));
-      if (momentum != nullptr) {
-        const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
-        store(momentum + i, m, n);
-        step = s.nesterov ? pmadd(keep, m, step) : m;
-      }
-      store(p + i, pmadd(lr, step, value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    auto step = pmadd(decay, value, load(g + i, n));
+    if (momentum != nullptr) {
+      const auto m = s.first_step ? step : pmadd(mix, step, pmul(keep, load(momentum + i, n)));
+      store(momentum + i, m, n);
+      step = s.nesterov ? pmadd(keep, m, step) : m;
+    }
+    store(p + i, pmadd(lr, step, value), n);
   });
 }
 
 template <Real T>
-void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m, T* v, T* vmax, const AdamScalars& s) {
+void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto exponent = static_cast<double>(s.step);
   const auto step_size = scalar(-s.lr / (1 - std::pow(s.beta1, exponent)));
@@ -44599,58 +44516,52 @@ void adam_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* m
   const auto keep1 = scalar(s.beta1), mix1 = scalar(1 - s.beta1), keep2 = scalar(s.beta2), mix2 = scalar(1 - s.beta2);
   const auto decay = scalar(s.decoupled ? 0 : s.weight_decay),
              shrink = scalar(s.decoupled ? 1 - s.lr * s.weight_decay : 1);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
-      auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
-      store(m + i, mean, n);
-      store(v + i, square, n);
-      if (vmax != nullptr) {
-        square = Eigen::internal::pmax(load(vmax + i, n), square);
-        store(vmax + i, square, n);
-      }
-      const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
-      store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto mean = pmadd(mix1, grad, pmul(keep1, load(m + i, n)));
+    auto square = pmadd(pmul(mix2, grad), grad, pmul(keep2, load(v + i, n)));
+    store(m + i, mean, n);
+    store(v + i, square, n);
+    if (vmax != nullptr) {
+      square = Eigen::internal::pmax(load(vmax + i, n), square);
+      store(vmax + i, square, n);
+    }
+    const auto denominator = pmadd(math::packets::sqrt(square), correction, eps);
+    store(p + i, pmadd(step_size, Eigen::internal::pdiv(mean, denominator), pmul(shrink, value)), n);
   });
 }
 
 template <Real T>
-void rms_prop_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* v, T* m, const RmsPropScalars& s) {
+void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr), keep = scalar(s.alpha), mix = scalar(1 - s.alpha), eps = scalar(s.eps);
   const auto decay = scalar(s.weight_decay), momentum = scalar(s.momentum);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
-      store(v + i, square, n);
-      auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
-      if (m != nullptr) {
-        step = pmadd(momentum, load(m + i, n), step);
-        store(m + i, step, n);
-      }
-      store(p + i, pmadd(lr, step, value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(pmul(mix, grad), grad, pmul(keep, load(v + i, n)));
+    store(v + i, square, n);
+    auto step = Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps));
+    if (m != nullptr) {
+      step = pmadd(momentum, load(m + i, n), step);
+      store(m + i, step, n);
+    }
+    store(p + i, pmadd(lr, step, value), n);
   });
 }
 
 template <Real T>
-void adagrad_step(Cpu, Index count, T* p, std::type_identity_t<Gradient<T>> g, T* sum, const AdagradScalars& s) {
+void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s) {
   const auto scalar = [](double x) { return splat(static_cast<T>(x)); };
   const auto lr = scalar(-s.lr / (1 + static_cast<double>(s.step - 1) * s.lr_decay));
   const auto eps = scalar(s.eps), decay = scalar(s.weight_decay);
-  detail::with_gradient(g, [=](auto gradient) {
-    parallel_packets<T>(count, [=](Index i, auto n) {
-      const auto value = load(p + i, n);
-      const auto grad = pmadd(decay, value, gradient(i, n));
-      const auto square = pmadd(grad, grad, load(sum + i, n));
-      store(sum + i, square, n);
-      store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
-    });
+  parallel_packets<T>(count, [=](Index i, auto n) {
+    const auto value = load(p + i, n);
+    const auto grad = pmadd(decay, value, load(g + i, n));
+    const auto square = pmadd(grad, grad, load(sum + i, n));
+    store(sum + i, square, n);
+    store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
   });
 }
 
@@ -44956,7 +44867,6 @@ class FlatParameters {
     Storage<D> values, grads;
     std::size_t count = 0;      // elements in all
     std::size_t trainable = 0;  // elements at the front that want gradients
-    bool in_common = false;     // other processes read and write the same values
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -44976,11 +44886,9 @@ class FlatParameters {
 
   /// Memory for that many bytes, or none.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
-  /// Whose memory `use_memory` is given for the values: other processes' too, which make the same calls.
-  enum class Values : std::uint8_t { own, in_common };
   /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
   /// device's.
-  void use_memory(Allocate for_values, Allocate for_grads, Values values = Values::own);
+  void use_memory(Allocate for_values, Allocate for_grads);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
@@ -45006,7 +44914,6 @@ class FlatParameters {
   void lay_out(std::vector<NamedParameter<D>> parameters);
 
   Allocate allocate_values_, allocate_grads_;
-  Values values_ = Values::own;
   std::vector<Entry> entries_;
   std::vector<Group> groups_;
   std::uint64_t generation_ = 0;
@@ -45048,10 +44955,9 @@ void FlatParameters<D>::reorder(std::span<const std::size_t> order) {
 }
 
 template <Device D>
-void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads, Values values) {
+void FlatParameters<D>::use_memory(Allocate for_values, Allocate for_grads) {
   allocate_values_ = std::move(for_values);
   allocate_grads_ = std::move(for_grads);
-  values_ = values;
   lay_out(parameters());
 }
 
@@ -45102,9 +45008,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       }
       return Storage<D>(device, bytes);
     };
-    auto for_values = lent_by(allocate_values_);
-    group.in_common = for_values && values_ == Values::in_common;
-    group.values = memory(trace::Memory::parameters, std::move(for_values));
+    group.values = memory(trace::Memory::parameters, lent_by(allocate_values_));
     group.grads = memory(trace::Memory::gradients, lent_by(allocate_grads_));
   }
   for (const Entry& entry : entries) {
@@ -45115,7 +45019,6 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
       zero_bytes(entry.parameter().where(), group.grad(entry.begin + used), gap);
     }
     entry.parameter().bind(group.values, group.value(entry.begin), group.grads, group.grad(entry.begin));
-    entry.parameter().set_in_common(group.in_common);
   }
   groups_ = std::move(groups);
   entries_ = std::move(entries);
@@ -45229,7 +45132,7 @@ struct GroupOptions {
 
 /// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
 struct IsBiasOrNorm {
-  bool operator()(const auto& named) const { return named.parameter->whole_extents().size() <= 1; }
+  bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
 /// Whether a parameter's name begins so: `encoder.` stands for all below that module.
 struct NameBegins {
@@ -45333,21 +45236,42 @@ namespace chorus::optim {
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;
+  std::vector<Index> shape;  ///< of the whole
   void* data;
   bool on_host = false;
-  /// Where this process has only a part of it: elements [part_begin, part_begin + *part_count) of the shape's.
+  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
+  /// `part` leaves it, or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};  ///< of what it is a part, where a parameter is one
+  std::shared_ptr<const PartOfParameter> part = {};
 };
+
+namespace detail {
+/// What is kept at `data` beside the numbers of a parameter that are here.
+template <Device D>
+StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
+  const auto extents = parameter.extents();
+  StateTensor state{.name = std::move(name),
+                    .dtype = parameter.dtype(),
+                    .shape = {extents.begin(), extents.end()},
+                    .data = data,
+                    .part = parameter.part()};
+  if (!parameter.is_part()) return state;
+  state.part_begin = static_cast<std::size_t>(parameter.part_begin());
+  state.part_count = static_cast<std::size_t>(parameter.count());
+  return state;
+}
+}  // namespace detail
 
 /// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// Throws UsageError where there are no parameters.
-  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr) : HasLearningRate(lr) {
+  /// `numbers`: what a step goes by besides. Ranks that step one net compare them. Throws UsageError where there are
+  /// no parameters.
+  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
+      : HasLearningRate(lr) {
+    for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
     check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
     for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
   }
@@ -45380,27 +45304,13 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
-  /// Of `bytes` of gradients at `own`: what their average is the sum of.
-  using TermsOf = std::function<std::vector<kernels::GradientTerm>(const void* own, std::size_t bytes)>;
-
-  /// On the CPU: a step with averages of several ranks' gradients, which each range's are added up to on the way.
-  void step_averaging(const TermsOf& terms_of)
-    requires(std::is_same_v<D, Cpu>)
-  {
-    const struct Scope {
-      const TermsOf*& known;
-      ~Scope() { known = nullptr; }
-    } scope{terms_of_};
-    terms_of_ = &terms_of;
-    step();
-  }
-
   /// Forgets all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints. Numbers of steps are tensors of one integer.
+  /// All state, made on the first step or by this call, for checkpoints; of parameters that are another process's none.
+  /// Numbers of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -45410,17 +45320,9 @@ class Optimizer : public HasLearningRate {
     for (Entry* const each : given) {
       Entry& entry = *each;
       const auto& parameter = *entry.named.parameter;
-      const auto extents = parameter.is_part() ? parameter.whole_extents() : parameter.extents();
-      for (std::size_t slot = 0; slot < slots().size(); ++slot) {
-        out.push_back({.name = cat(slots()[slot], '.', entry.named.name),
-                       .dtype = parameter.dtype(),
-                       .shape = {extents.begin(), extents.end()},
-                       .data = state_data(entry, slot),
-                       .part = parameter.part()});
-        if (!parameter.is_part()) continue;
-        out.back().part_begin = static_cast<std::size_t>(parameter.part_begin());
-        out.back().part_count = static_cast<std::size_t>(parameter.count());
-      }
+      if (!parameter.is_here()) continue;
+      for (std::size_t slot = 0; slot < slots().size(); ++slot)
+        out.push_back(detail::beside(parameter, cat(slots()[slot], '.', entry.named.name), state_data(entry, slot)));
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -45440,12 +45342,16 @@ class Optimizer : public HasLearningRate {
         entry.group = options;
         any = true;
       }
+    numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
     check<UsageError>(any, "optimizer: no parameter is in the group");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
 
   D device() const { return entries_.front().named.parameter->where(); }
+
+  /// For an optimizer that is made of several: one of them tells ranks of their step, and the others do not.
+  void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
@@ -45459,23 +45365,12 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // before this one
     GroupOptions group;
-    std::size_t axes;             // of the first parameter
+    std::size_t axes;             // of the first parameter, also where this is a part of it
     const std::int64_t* counted;  // where the host counts its steps, this one included
-    std::span<const kernels::GradientTerm> terms = {};  // of its gradient, where `update` adds it up
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
-
-  /// A gradient as kernels take it.
-  template <class T>
-  auto gradient(const Range& range) const {
-    const auto own = static_cast<const T*>(range.grad);
-    if constexpr (std::is_same_v<D, Cpu>)
-      return kernels::Gradient<T>(own, range.terms);
-    else
-      return own;
-  }
 
   /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
   /// own learning rate and number.
@@ -45509,7 +45404,6 @@ class Optimizer : public HasLearningRate {
 
   struct Walk {
     bool each_alone = false;  ///< a range is one parameter
-    bool adds_up = false;     ///< `update` takes `gradient(range)`; else it finds averages at `range.grad`
   };
   /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
   template <class Update>
@@ -45520,6 +45414,7 @@ class Optimizer : public HasLearningRate {
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
     for (const Entry& entry : entries_) {  // before any is stepped
+      entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
       if (walk.each_alone)
         nn::check_whole("optimizer", entry.named,
@@ -45542,34 +45437,23 @@ class Optimizer : public HasLearningRate {
 #endif
     const auto flush = [&] {
       if (range.count == 0) return;
-      const auto of_type = [&]<class T>(T) {
-        std::vector<kernels::GradientTerm> terms;
-        if constexpr (std::is_same_v<D, Cpu>)
-          if (terms_of_ != nullptr) {
-            terms = (*terms_of_)(range.grad, static_cast<std::size_t>(range.count) * sizeof(T));
-            if (walk.adds_up)
-              range.terms = terms;
-            else
-              kernels::add_up(Cpu{}, range.count, static_cast<T*>(range.grad), {static_cast<T*>(range.grad), terms});
-          }
-        update(T{}, range);
-      };
       if (range.dtype == DType::f32)
-        of_type(float{});
+        update(float{}, range);
       else
-        of_type(double{});
+        update(double{}, range);
       range.count = 0;
     };
     bool any = false;
+    std::uint64_t hash_of_steps = 0;  // what its first parameter has made before this one
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
       any = true;
-      check<UsageError>(!parameter.in_common(), "optimizer: all ranks have '", entry.named.name,
-                        "' in common, and would each step it: only the ShardedOptimizer with share_parameters may");
+      if (hash_of_steps == 0) hash_of_steps = Ledger::mixed(1, static_cast<std::uint64_t>(entry.steps));
       Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
                  entry.group, parameter.extents().size(), &entry.steps};
       for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
+      parameter.storage().look();
       parameter.touch();
       if (walk.each_alone || !continues(range, next)) {
         flush();
@@ -45579,6 +45463,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
+    tell_ranks(hash_of_steps);
     if (!any) warn_of_no_gradient();
     if (auto* const steps = trace::step_counter()) [[unlikely]]
       steps->stepped();
@@ -45601,24 +45486,45 @@ class Optimizer : public HasLearningRate {
   // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
-    if (std::any_of(entries_.begin(), entries_.end(), sent) || std::exchange(warned_, true)) return;
-    const bool wanted = std::any_of(entries_.begin(), entries_.end(),
-                                    [](const Entry& entry) { return entry.named.parameter->wants_grad(); });
+    const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
+    const bool wanted = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.named.parameter->wants_grad() && !elsewhere(entry);
+    });
+    if (std::any_of(entries_.begin(), entries_.end(), sent) ||
+        (!wanted && std::any_of(entries_.begin(), entries_.end(), elsewhere)) || std::exchange(warned_, true))
+      return;
     chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
                             " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
                             wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
                                    : ": none of them wants one"));
   }
 
+  // Writes the step down for the policies whose parameters these are.
+  void tell_ranks(std::uint64_t hash_of_steps) {
+    std::array<Ledger*, 4> told{};  // of several nets
+    Ledger* last = nullptr;
+    for (const Entry& entry : entries_) {
+      entry.named.parameter->storage().settle();
+      Ledger* const ledger = entry.named.parameter->ledger().get();
+      if (ledger == std::exchange(last, ledger) || ledger == nullptr || quiet_) continue;
+      const auto place = std::find_if(told.begin(), told.end(), [&](auto* one) { return !one || one == ledger; });
+      if (place == told.end() || std::exchange(*place, ledger) == ledger) continue;
+      ledger->step(this, lr(), Ledger::mixed(numbers_, ledger->uneven ? 0 : hash_of_steps));
+    }
+  }
+
   void make_state() {
     if (made_) return move_state();
     made_ = true;
+    for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
+      numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const auto count = static_cast<std::size_t>(entry.named.parameter->count()), size = size_of(type);
+          const bool here = entry.named.parameter->is_here();  // of another process's there is no state
+          const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
         }
@@ -45648,7 +45554,7 @@ class Optimizer : public HasLearningRate {
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
     std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
-      return std::less<>()(entries_[a].named.parameter->memory(), entries_[b].named.parameter->memory());
+      return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;
     for (const std::size_t i : order) sorted.push_back(std::move(entries_[i]));
@@ -45678,8 +45584,8 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
-  const TermsOf* terms_of_ = nullptr;  // during a step
-  bool made_ = false, warned_ = false;
+  bool made_ = false, warned_ = false, quiet_ = false;
+  std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };
 
@@ -45702,16 +45608,17 @@ class Adagrad final : public Optimizer<D> {
 
   /// Throws UsageError for negative options.
   explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr, {options.lr_decay, options.eps, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
                       "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
                       options.eps, " and ", options.weight_decay);
   }
 
   void step() override {
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::adagrad_step(
-          this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
           static_cast<T*>(range.state[0]),
           this->scalars(kernels::AdagradScalars{.lr = this->lr_of(range),
                                                 .lr_decay = options_.lr_decay,
@@ -45760,8 +45667,8 @@ class Adam : public Optimizer<D> {
       : Adam(std::move(parameters), options, false) {}
 
   void step() override {
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                          static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
                          static_cast<T*>(range.state[2]),
                          this->scalars(kernels::AdamScalars{.lr = this->lr_of(range),
@@ -45777,7 +45684,10 @@ class Adam : public Optimizer<D> {
 
  protected:
   Adam(std::vector<nn::NamedParameter<D>> parameters, const AdamOptions& options, bool decoupled)
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options), decoupled_(decoupled) {
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay, options.amsgrad ? 1.0 : 0.0}),
+        options_(options),
+        decoupled_(decoupled) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Adam: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: eps and weight_decay are at least 0, got ",
@@ -46013,6 +45923,7 @@ class GradArrays {
     std::vector<Part<double>> f64;
     for (const auto& named : parameters) {
       auto& parameter = *named.parameter;
+      parameter.check_grad_whole();
       if (!parameter.grad_arrived() || parameter.count() == 0) continue;
       check_averaged(named);
       device_ = parameter.where();
@@ -46100,6 +46011,7 @@ template <Device D, class F>
 void for_each_grad(const std::vector<nn::NamedParameter<D>>& parameters, const F& f) {
   for (const auto& named : parameters) {
     auto& parameter = *named.parameter;
+    parameter.check_grad_whole();
     if (!parameter.grad_arrived()) continue;
     check_averaged(named);
     if (parameter.dtype() == DType::f32)
@@ -46138,10 +46050,11 @@ template <Device D>
 }
 /// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
-void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm) {
+void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
+                  const char* none = "several together") {
   if (std::isfinite(norm)) return;
   const auto* first = first_not_finite(parameters);
-  raise_not_finite(norm, first != nullptr ? first->name : std::string("several together"));
+  raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
 /// The common norm of all gradients.
 template <Device D>
@@ -46156,38 +46069,33 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The same where ranks share some of the parameters out: each of their numbers counts once, and all ranks get the
-/// same bits. All of a group call it.
+/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
 template <Device D>
-[[gnu::cold]] double grad_norm_of_groups(const std::vector<nn::NamedParameter<D>>& parameters) {
-  std::vector<nn::NamedParameter<D>> whole;
-  std::vector<std::pair<std::shared_ptr<TensorGroup>, std::vector<nn::NamedParameter<D>>>> shared;
-  for (const auto& named : parameters) {
-    const auto& part = named.parameter->part();
-    if (part == nullptr) {
-      whole.push_back(named);
-      continue;
-    }
-    auto group = std::find_if(shared.begin(), shared.end(), [&](const auto& s) { return s.first == part->group; });
-    if (group == shared.end()) group = shared.insert(group, {part->group, {}});
-    group->second.push_back(named);
-  }
-  double norm = grad_norm(whole);
-  for (const auto& [group, parts] : shared) {
-    const double own = grad_norm(parts);
-    const auto place = parts.front().parameter->where();
-    const auto mine = Tensor<double, 1, D>::full({1}, own, place);
-    const auto all = Tensor<double, 1, D>::empty({group->size()}, place);
-    group->all_gather(std::span<const double>(mine.data(), 1),
-                      std::span(all.data(), static_cast<std::size_t>(group->size())));
-    for (const double of_rank : all.to_vector()) norm = std::hypot(norm, of_rank);
-  }
-  return norm;
+std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
+  std::vector<std::shared_ptr<ModelRanks>> all;
+  for (const auto& named : parameters)
+    if (const auto& ranks = named.parameter->ranks(); ranks && std::find(all.begin(), all.end(), ranks) == all.end())
+      all.push_back(ranks);
+  return all;
 }
+/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
 template <Device D>
-bool any_part(const std::vector<nn::NamedParameter<D>>& parameters) {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const auto& named) { return named.parameter->part() != nullptr; });
+[[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
+                                  const std::shared_ptr<ModelRanks>& ranks) {
+  std::vector<nn::NamedParameter<D>> own;
+  for (const auto& named : parameters)
+    if (named.parameter->ranks() == ranks && named.parameter->counts()) own.push_back(named);
+  if (!ranks) return grad_norm(own);
+  double squares = square_sum(own);
+  ranks->sum({&squares, 1});
+  if (!std::isinf(squares)) return std::sqrt(squares);
+  const double norm = grad_norm(own);  // squares of doubles
+  double largest = norm;
+  ranks->max({&largest, 1});
+  if (std::isinf(largest)) return largest;
+  squares = norm / largest * (norm / largest);
+  ranks->sum({&squares, 1});
+  return largest * std::sqrt(squares);
 }
 
 /// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
@@ -46200,14 +46108,6 @@ void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double nor
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(factor), grad);
     });
 }
-/// Throws UsageError where the norm of these would not be the model's, for this process has a part of it.
-template <Device D>
-void check_whole(const std::vector<nn::NamedParameter<D>>& parameters) {
-  for (const auto& named : parameters)
-    check<UsageError>(!named.parameter->is_part() && !named.parameter->one_of_a_part(), "clip_grad_norm: '", named.name,
-                      "' is in a part of the model that this rank has, whose norm is not the model's: call "
-                      "net.clip_grad_norm(max_norm)");
-}
 inline void check_max_norm(double max_norm) {
   check<UsageError>(max_norm > 0, "clip_grad_norm: the largest norm must be positive, got ", max_norm);
 }
@@ -46219,27 +46119,11 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;
 };
 
-namespace detail {
-/// clip_grad_norm of what a rank has of a model; `squares()` is the sum over all ranks, each number once.
-template <Device D, class Squares>
-double clip_parts(const std::vector<nn::NamedParameter<D>>& own, double max_norm, const ClipGradNormOptions& options,
-                  const Squares& squares) {
-  check_max_norm(max_norm);
-  const double norm = std::sqrt(squares());
-  if (options.error_if_nonfinite && !std::isfinite(norm)) {
-    const auto* const first = first_not_finite(own);
-    raise_not_finite(norm, first != nullptr ? first->name : std::string("what another rank has"));
-  }
-  scale_down(own, norm, max_norm);
-  return norm;
-}
-}  // namespace detail
-
 /// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
 /// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients; where each holds a part, net.clip_grad_norm does it. Under
-/// TensorParallel the norm is one device's, and all ranks call it. In a step that is captured by Graphed it returns
-/// NaN, since there the device alone knows the norm.
+/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
+/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
+/// returns NaN, since there the device alone knows the norm.
 ///
 /// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
 /// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
@@ -46249,10 +46133,10 @@ template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
   detail::check_max_norm(max_norm);
-  detail::check_whole(parameters);
+  const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(!detail::any_part(parameters),
+    check<UsageError>(ranks.empty(),
                       "clip_grad_norm: of parameters that ranks share out it is for the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
@@ -46260,9 +46144,10 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   } else
 #endif
   {
-    const double norm =
-        detail::any_part(parameters) ? detail::grad_norm_of_groups(parameters) : detail::grad_norm(parameters);
-    if (options.error_if_nonfinite) detail::check_finite(parameters, norm);
+    double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
+    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    if (options.error_if_nonfinite)
+      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "what another rank has");
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }
@@ -46369,7 +46254,10 @@ class RmsProp final : public Optimizer<D> {
 
   /// Throws UsageError for alpha outside of [0, 1) and other negative options.
   explicit RmsProp(std::vector<nn::NamedParameter<D>> parameters, const RmsPropOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(
+            std::move(parameters), options.lr,
+            {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
+        options_(options) {
     check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
                       "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
@@ -46378,9 +46266,9 @@ class RmsProp final : public Optimizer<D> {
 
   void step() override {
     if (options_.centered) return centered_step();
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
       kernels::rms_prop_step(
-          this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
           static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
           this->scalars(kernels::RmsPropScalars{.lr = this->lr_of(range),
                                                 .alpha = options_.alpha,
@@ -46722,7 +46610,9 @@ class Sgd final : public Optimizer<D> {
 
   /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
   explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
+        options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
                       "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
                       options.weight_decay);
@@ -46731,8 +46621,8 @@ class Sgd final : public Optimizer<D> {
   }
 
   void step() override {
-    this->for_each_range({.adds_up = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), this->template gradient<T>(range),
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
                         static_cast<T*>(range.state[0]),
                         this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
                                                           .momentum = options_.momentum,
@@ -46872,70 +46762,121 @@ class BackwardNode final : public Node {
 // <chorus/autograd/batch_axis.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-/// BatchAxis: an operand that says along which of its axes the samples lie.
+/// What an argument of a model says of itself: along which of its axes the samples lie (`batch_axis`), that it belongs
+/// to no sample (`whole`), that its scalar type stays (`exact`).
 
 namespace chorus {
 
+namespace detail {
+// In the place of an axis: none, since the operand belongs to no sample; and the policy's `dim`, since none is said.
+inline constexpr int no_axis = 8, unsaid_axis = -1;
+}  // namespace detail
+
 /// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
 /// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
-/// Operations take it as the X that it is; their results are plain again.
-template <int Axis, Operand X>
+/// Operations take it as the X that it is; their results are plain again. `whole` and `exact` give one, too.
+template <int Axis, Operand X, bool Exact = false>
 class BatchAxis : public X {
  public:
-  static_assert(0 <= Axis && Axis < X::rank, "batch_axis: the operand has no such axis");
+  static_assert(Axis == detail::no_axis || Axis == detail::unsaid_axis || (0 <= Axis && Axis < X::rank),
+                "batch_axis: the operand has no such axis");
   static constexpr int batch_axis = Axis;
+  static constexpr bool exact = Exact;
 
   BatchAxis() = default;
   BatchAxis(X x) : X(std::move(x)) {}
+  BatchAxis(const BatchAxis&) = default;
+  BatchAxis(BatchAxis&&) noexcept = default;
+  BatchAxis& operator=(const BatchAxis&) & = default;
+  BatchAxis& operator=(BatchAxis&&) & noexcept = default;
 
   BatchAxis detach() const requires requires(const X& x) { x.detach(); }
   { return X::detach(); }
 };
+
+/// A type of arguments, also within tuples and structs, that belong to no sample: what `whole` gives.
+template <Operand X>
+using Whole = BatchAxis<detail::no_axis, X>;
 
 /// Says that the samples of `x` lie along `Axis`.
 template <int Axis, Operand X>
 BatchAxis<Axis, X> batch_axis(const X& x) {
   return x;
 }
-template <int Axis, int Before, Operand X>
-BatchAxis<Axis, X> batch_axis(const BatchAxis<Before, X>& x) {
+template <int Axis, int Before, Operand X, bool Exact>
+BatchAxis<Axis, X, Exact> batch_axis(const BatchAxis<Before, X, Exact>& x) {
+  return static_cast<const X&>(x);
+}
+
+/// Says that `x` belongs to no sample: a mask [length, length], weights of features, positions. Every device and every
+/// micro-batch has all of it, under every policy, whatever its sizes are, and their gradients by it are added up.
+template <Operand X>
+Whole<X> whole(const X& x) {
+  return x;
+}
+template <int Before, Operand X, bool Exact>
+BatchAxis<detail::no_axis, X, Exact> whole(const BatchAxis<Before, X, Exact>& x) {
+  return static_cast<const X&>(x);
+}
+
+/// Says that `x` stays in its scalar type where MixedPrecision turns other arguments into 2 bytes: times, positions,
+/// or numbers that need more digits.
+template <Operand X>
+BatchAxis<detail::unsaid_axis, X, true> exact(const X& x) {
+  return x;
+}
+template <int Axis, Operand X, bool Before>
+BatchAxis<Axis, X, true> exact(const BatchAxis<Axis, X, Before>& x) {
   return static_cast<const X&>(x);
 }
 
 /// The numbers of an operand.
-template <int Axis, AnyTensor X>
-const X& value_of(const BatchAxis<Axis, X>& x) {
+template <int Axis, AnyTensor X, bool Exact>
+const X& value_of(const BatchAxis<Axis, X, Exact>& x) {
   return x;
 }
 
 namespace detail {
 
-template <int Axis, class X>
-inline constexpr bool is_tensor<BatchAxis<Axis, X>> = is_tensor<X>;
-template <int Axis, class X>
-inline constexpr bool is_variable<BatchAxis<Axis, X>> = is_variable<X>;
-template <int Axis, class X>
-inline constexpr bool is_graph_variable<BatchAxis<Axis, X>> = is_graph_variable<X>;
+template <int Axis, class X, bool Exact>
+inline constexpr bool is_tensor<BatchAxis<Axis, X, Exact>> = is_tensor<X>;
+template <int Axis, class X, bool Exact>
+inline constexpr bool is_variable<BatchAxis<Axis, X, Exact>> = is_variable<X>;
+template <int Axis, class X, bool Exact>
+inline constexpr bool is_graph_variable<BatchAxis<Axis, X, Exact>> = is_graph_variable<X>;
 
 template <class X>
-inline constexpr bool says_batch_axis = false;
+inline constexpr int said_axis = unsaid_axis;
+template <int Axis, class X, bool Exact>
+inline constexpr int said_axis<BatchAxis<Axis, X, Exact>> = Axis;
+template <class X>
+inline constexpr bool says_batch_axis = said_axis<X> != unsaid_axis;
+template <class X>
+inline constexpr bool says_exact = false;
 template <int Axis, class X>
-inline constexpr bool says_batch_axis<BatchAxis<Axis, X>> = true;
+inline constexpr bool says_exact<BatchAxis<Axis, X, true>> = true;
 
 /// The axis along which an operand's samples lie: the one that its type says, else `dim`.
 template <class X>
 constexpr int batch_axis_of(int dim) {
-  if constexpr (says_batch_axis<X>)
-    return X::batch_axis;
-  else
-    return dim;
+  return says_batch_axis<X> ? said_axis<X> : dim;
 }
 
-/// `y`, made of the X that it takes the place of, with the same axis.
+/// An operand as it is without what it says.
+template <class X>
+const X& unsaid(const X& x) {
+  return x;
+}
+template <int Axis, class X, bool Exact>
+const X& unsaid(const BatchAxis<Axis, X, Exact>& x) {
+  return x;
+}
+
+/// `y`, made of the X that it takes the place of, saying what that says.
 template <class X, Operand Y>
 auto with_batch_axis_of(const Y& y) {
-  if constexpr (says_batch_axis<X>)
-    return chorus::batch_axis<X::batch_axis>(y);
+  if constexpr (says_batch_axis<X> || says_exact<X>)
+    return BatchAxis<said_axis<X>, Y, says_exact<X>>(y);
   else
     return y;
 }
@@ -46949,6 +46890,8 @@ auto with_batch_axis_of(const Y& y) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
 /// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
 /// structs of tensors.
+
+#include <unordered_map>
 
 namespace chorus::detail {
 
@@ -47165,34 +47108,21 @@ bool has_samples(const X& x, int dim) {
   return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
 }
 
-/// The number of samples that all inputs with samples have; 1 where there are none. Throws ShapeError where they
-/// differ.
-template <class... Inputs>
-Index batch_size(int dim, const Inputs&... inputs) {
-  std::optional<Index> batch;
-  [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!has_samples(x, dim)) return;
-    const int axis = batch_axis_of<X>(dim);
-    const Index size = value_of(x).size(axis);
-    check<ShapeError>(!batch || batch == size, "inputs have ", batch.value_or(size), " and ", size,
-                      " samples along axis ", axis,
-                      ": for an input that has them along another axis let it be batch_axis<1>(input)");
-    batch = size;
-  };
-  (for_each_tensor(inputs, look), ...);
-  return batch.value_or(1);
-}
-
-/// How many samples a rank's inputs have: the size of the first of them that has the axis. Others, of any size, belong
-/// to the samples or to the batch as a whole: a rank's model takes all as they are.
+/// The number of samples in a policy's inputs: of the inputs that say their axis (BatchAxis), else of the first that
+/// has the policy's axis; 1 where there are none. Throws ShapeError where two say axes of different sizes.
 template <class... Inputs>
 Index samples_of(int dim, const Inputs&... inputs) {
-  std::optional<Index> samples;
+  std::optional<Index> said, first;
   [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
-    if (!samples && has_samples(x, dim)) samples = value_of(x).size(batch_axis_of<X>(dim));
+    if (!has_samples(x, dim)) return;
+    const Index size = value_of(x).size(batch_axis_of<X>(dim));
+    auto& known = says_batch_axis<X> ? said : first;
+    if (!known) known = size;
+    if constexpr (says_batch_axis<X>)
+      check<ShapeError>(known == size, "inputs that say batch_axis have ", *known, " and ", size, " samples");
   };
   (for_each_tensor(inputs, look), ...);
-  return samples.value_or(1);
+  return said ? *said : first.value_or(1);
 }
 
 }  // namespace detail
@@ -47204,10 +47134,17 @@ struct Split {
   Index batch = 1;
   std::size_t devices = 1;
   int dim = 0;
+  std::vector<const void*> whole = {};  ///< inputs that belong to no sample, though they are as long as the batch
 
   /// Of share `i`: its first sample, and how many samples it has.
   Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  /// Whether an input is cut: where it has as many samples. Others go to every device whole.
+  template <Operand X>
+  bool cuts(const X& x) const {
+    return detail::has_samples(x, dim) && value_of(x).size(detail::batch_axis_of<X>(dim)) == batch &&
+           (whole.empty() || std::find(whole.begin(), whole.end(), &x) == whole.end());
+  }
 };
 
 /// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is
@@ -47240,6 +47177,12 @@ namespace chorus::dp {
 template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);
+  if constexpr (detail::said_axis<Part> == detail::no_axis) {
+    check<ShapeError>(parts.size() == 1, "DataParallel: an output that is whole(...), of shape ",
+                      value_of(*parts[0]).shape(), ", belongs to no sample, so that those of ", parts.size(),
+                      " devices can't be joined: return what the caller does not have");
+    return 0;
+  }
   const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
   if (parts.size() == 1) return axis;
   const auto& first = value_of(*parts[0]).shape();
@@ -47278,6 +47221,339 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
 /// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
+
+// <chorus/autograd/loss_terms.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
+/// Of what means and sums over the batch a loss is made. Policies that divide a batch weigh each of them by itself.
+
+namespace chorus::detail {
+
+/// The operation whose value is the whole batch's already: see ops/global_batch.hpp.
+inline constexpr const char* global_batch_name = "of_global_batch";
+
+/// What to write where a part's mean or sum is not enough.
+inline constexpr const char* whole_batch_line =
+    "the whole batch's mean or sum, which ch::of_global_batch(net, ch::mean(x)) is, and in the model "
+    "ch::of_global_batch(ch::mean(x)) (#include <chorus/ops/global_batch.hpp>)";
+
+/// A loss is right on any number of devices where it is linear in means and sums over the batch: each part's gradient
+/// then counts by its share of the mean, or as it is for a sum. What is not linear in them, such as a root, is another
+/// number for a part of the batch.
+class LossTerms {
+ public:
+  /// By which number a term is multiplied, as far as operations with numbers say, and by which numbers and tensors it
+  /// is divided among them: of a sum, by its own number of samples?
+  struct Factor {
+    double all = 1, numbers = 1, tensors = 1;
+    bool by_number = false, by_tensor = false;
+    Factor& operator*=(const Factor& other) {
+      all *= other.all;
+      numbers *= other.numbers;
+      tensors *= other.tensors;
+      by_number = by_number || other.by_number;
+      by_tensor = by_tensor || other.by_tensor;
+      return *this;
+    }
+    /// Whether what divides a sum of `count` numbers may be how many of them count. A tensor is one that the program
+    /// has computed; a number may as well be the whole batch's.
+    bool may_be_own(double count) const {
+      const double divisor = by_tensor ? tensors : numbers;
+      return (by_tensor || (by_number && divisor == std::round(divisor))) && std::abs(divisor) <= count * (1 + 1e-12);
+    }
+  };
+  /// A part of the loss that is proportional to one mean or sum.
+  struct Term {
+    Node* node;    ///< where its gradient is to be weighed
+    Node* origin;  ///< the mean or the sum
+    /// A sum of parameters and of numbers that are not on the tape: it may be a penalty, which is no batch's.
+    bool may_be_penalty = false;
+    Factor factor = {};
+  };
+
+  /// Looks for those of `root`, in an order that depends on the operations alone. Of operations that were recorded
+  /// before the number `outside`, in the model, those that make samples of samples are taken for granted.
+  void find(Node& root, std::uint64_t outside = std::numeric_limits<std::uint64_t>::max());
+
+  const std::vector<Term>& all() const { return terms_; }
+  /// Whether `root`, in which they were found, is proportional to one of them.
+  bool is_one_term(const Node& root) const { return root.of_batch_ == reduced; }
+  /// Whether there is more in it: parameters, numbers.
+  bool has_more() const { return has_more_; }
+  /// What the terms give to the value of `root`, in which they were found: what is left of it is not of the batch.
+  std::vector<double> values(Node& root, double value) const;
+  /// The operation that is not linear in a mean or a sum; null where there is none.
+  const char* nonlinear() const { return nonlinear_; }
+  /// Throws UsageError where there is one.
+  void check_linear(std::string_view policy) const;
+  /// An operation that multiplies a sum of terms by what a gradient goes to: right where all count alike.
+  const char* needs_alike() const { return needs_alike_; }
+
+ private:
+  // How a value depends on the batch; remembered in Node::of_batch_.
+  enum Kind : std::uint8_t {
+    unknown,
+    parameters,  // not at all
+    loose,       // it is of parameters and of numbers that are not on the tape
+    samples,     // there are values of samples in it
+    reduced,     // proportional to a mean or a sum
+    mixed,       // a sum of such, perhaps with what is not of the batch
+    refused      // in another way
+  };
+  struct Inputs {
+    Node* first = nullptr;
+    int count = 0, reduced = 0;
+    bool samples = false, loose = false, loose_rows = false, refused = false, mixed = false, first_reduced = false;
+    Node* reduced_input = nullptr;
+  };
+
+  void settle(Node& root);
+  Kind kind_of(const Node& node) const;
+  static Inputs inputs_of(const Node& node);
+  bool looks_through(const Node& node) const;
+  void walk(Node& root);
+  static Term term_of(Node& node);
+  static Factor own_factor(const Node& node, const Inputs& in);
+  void add(Node& node, const Factor& factor);
+
+  std::uint64_t outside_ = 0;
+  std::vector<Term> terms_;
+  struct Place {
+    Node* node;
+    Factor factor;
+  };
+  std::vector<Node*> stack_, seen_;
+  std::vector<Place> places_;
+  const char *nonlinear_ = nullptr, *needs_alike_ = nullptr;
+  bool has_more_ = false;
+};
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/autograd/loss_terms_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_IMPL_HPP
+/// How a loss's terms are found.
+
+namespace chorus::detail {
+
+CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
+  terms_.clear();
+  nonlinear_ = needs_alike_ = nullptr;
+  has_more_ = false;
+  outside_ = outside;
+  settle(root);
+  walk(root);
+}
+
+CHORUS_INLINE void LossTerms::check_linear(std::string_view policy) const {
+  check<UsageError>(nonlinear_ == nullptr, policy, ": the loss goes through '", nonlinear_,
+                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives another "
+                    "number there. Expected sums of means and sums, times numbers, or ",
+                    whole_batch_line);
+}
+
+CHORUS_INLINE bool LossTerms::looks_through(const Node& node) const {
+  return !node.is_leaf() && std::string_view(node.operation()) != global_batch_name &&
+         (node.is_scalar() || node.form() != Node::Form::other || node.sequence() >= outside_);
+}
+
+// Inputs come before those that use them. Not by recursion: a loss may be a sum of many thousand.
+CHORUS_INLINE void LossTerms::settle(Node& root) {
+  stack_.assign(1, &root);
+  while (!stack_.empty()) {
+    Node& node = *stack_.back();
+    if (node.of_batch_ != unknown) {
+      stack_.pop_back();
+      continue;
+    }
+    const std::size_t before = stack_.size();
+    if (looks_through(node))
+      node.for_each_input(
+          [](Node& input, void* stack) {
+            if (input.of_batch_ == unknown) static_cast<std::vector<Node*>*>(stack)->push_back(&input);
+          },
+          &stack_);
+    if (stack_.size() == before) {
+      node.of_batch_ = kind_of(node);
+      stack_.pop_back();
+    }
+  }
+}
+
+CHORUS_INLINE LossTerms::Inputs LossTerms::inputs_of(const Node& node) {
+  Inputs inputs;
+  node.for_each_input(
+      [](Node& input, void* to) {
+        auto& all = *static_cast<Inputs*>(to);
+        const auto kind = static_cast<Kind>(input.of_batch_);
+        const bool is_reduced = kind == reduced || kind == mixed;
+        if (all.count++ == 0) all.first = &input, all.first_reduced = is_reduced;
+        if (is_reduced) ++all.reduced, all.reduced_input = &input;
+        all.samples = all.samples || kind == samples;
+        all.loose = all.loose || kind == loose;
+        all.loose_rows = all.loose_rows || (kind == loose && !input.is_scalar());
+        all.mixed = all.mixed || kind == mixed;
+        all.refused = all.refused || kind == refused;
+      },
+      &inputs);
+  return inputs;
+}
+
+CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
+  const Kind of_samples = node.may_be_of_data() ? samples : parameters;
+  if (node.is_leaf()) return node.is_scalar() ? parameters : of_samples;
+  if (std::string_view(node.operation()) == global_batch_name) return parameters;
+  if (!looks_through(node)) return of_samples;
+  const Inputs in = inputs_of(node);
+  const bool reduces = node.is_mean() || node.is_sum();
+  if (in.count == 0) return reduces ? reduced : node.is_scalar() && node.may_be_of_data() ? refused : of_samples;
+  if (in.refused) return refused;
+  if (in.reduced == 0) {
+    if (in.samples) return reduces ? reduced : node.is_scalar() ? refused : samples;
+    if (!in.loose && !node.has_loose_operand() && !node.may_be_of_data()) return parameters;
+    if (reduces) return reduced;
+    if (node.form() == Node::Form::other) return node.is_scalar() ? refused : of_samples;
+    return loose;
+  }
+  if (in.samples || in.loose_rows) return refused;
+  const Kind same = in.mixed ? mixed : reduced;
+  const bool has_more = in.count > in.reduced || node.has_loose_operand();
+  switch (node.form()) {
+    case Node::Form::linear: {
+      const std::string_view name = node.operation();
+      const bool adds = name == "add" || name == "sub" || name == "rsub";
+      return in.reduced > 1 || in.count > in.reduced || (adds && (in.count == 1 || has_more)) ? mixed : same;
+    }
+    case Node::Form::product:
+      return in.reduced == 1 ? same : refused;
+    case Node::Form::quotient:
+      return in.reduced == 1 && in.first_reduced && !node.first_operand_is_loose() ? same : refused;
+    default:
+      return refused;
+  }
+}
+
+// From the root down to where terms begin.
+CHORUS_INLINE void LossTerms::walk(Node& root) {
+  seen_.clear();
+  places_.assign(1, {&root, {}});
+  while (!places_.empty()) {
+    const auto [node, factor] = places_.back();
+    places_.pop_back();
+    if (node->of_batch_ == reduced) add(*node, factor);
+    if (node->of_batch_ != mixed && node->of_batch_ != refused) continue;
+    if (std::find(seen_.begin(), seen_.end(), node) != seen_.end()) continue;
+    seen_.push_back(node);
+    const Inputs in = inputs_of(*node);
+    if (node->of_batch_ == refused && !in.refused) {
+      nonlinear_ = node->operation();
+      return;
+    }
+    has_more_ = has_more_ || in.count == 1 || in.count > in.reduced || node->has_loose_operand();
+    if (node->form() != Node::Form::linear && in.count > 1) needs_alike_ = node->operation();
+    struct Next {
+      std::vector<Place>& places;
+      Factor factor;
+    } next{places_, factor};
+    next.factor *= own_factor(*node, in);
+    node->for_each_input(
+        [](Node& input, void* to) {
+          const auto& all = *static_cast<Next*>(to);
+          all.places.push_back({&input, all.factor});
+        },
+        &next);
+  }
+}
+
+// Of an operation with one input that is a mean or a sum: by what it is multiplied there, as far as numbers say, or
+// what it is divided by. A tensor of the program's that it is multiplied by is the program's own.
+CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const Inputs& in) {
+  const std::string_view name = node.operation();
+  const double number = node.operand_number();
+  if (number != 0 && name == "mul") return {.all = number};
+  if (name != "div" || in.count != 1) return {};
+  if (number != 0) return {.all = 1 / number, .numbers = number, .by_number = true};
+  const double before = in.first->number(), own = before == 0 ? 0 : node.number() / before;
+  return {.all = own, .tensors = own == 0 ? 0 : 1 / own, .by_tensor = true};
+}
+
+CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
+  std::vector<double> out(terms_.size());
+  if (root.of_batch_ == reduced) out.front() = value;
+  if (root.of_batch_ != mixed) return out;
+  struct Share {
+    Node* node;
+    double factor;
+  };
+  std::vector<Share> places{{&root, 1}};
+  while (!places.empty()) {
+    const auto [node, factor] = places.back();
+    places.pop_back();
+    if (node->of_batch_ == reduced) {
+      const Term found = term_of(*node);
+      for (std::size_t i = 0; i < terms_.size(); ++i)
+        if (terms_[i].node == found.node) out[i] += factor * node->number();
+    }
+    if (node->of_batch_ != mixed) continue;
+    const std::string_view name = node->operation();
+    const Inputs in = inputs_of(*node);
+    double own = name == "rsub" || (name == "sub" && node->first_operand_is_loose()) ? -1 : own_factor(*node, in).all;
+    if (name != "add" && name != "sub" && name != "rsub" && own == 1 && in.reduced_input->number() != 0)
+      own = node->number() / in.reduced_input->number();
+    struct Next {
+      std::vector<Share>& places;
+      double factor;
+      bool subtracts;
+    } next{places, factor * own, name == "sub"};
+    node->for_each_input(
+        [](Node& input, void* to) {
+          auto& all = *static_cast<Next*>(to);
+          all.places.push_back({&input, all.factor});
+          if (all.subtracts) all.factor = -all.factor;
+        },
+        &next);
+  }
+  return out;
+}
+
+// A term is weighed as far down as no gradient goes elsewhere: what uses a mean twice weighs it once.
+CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
+  Term term{nullptr, &node};
+  while (true) {
+    Node& now = *term.origin;
+    const Inputs in = inputs_of(now);
+    if (in.reduced == 0) {
+      term.may_be_penalty = now.is_sum() && in.count > 0 && !in.samples;
+      break;
+    }
+    // A loss of the library divides the sum that it is.
+    if (now.is_loss() && in.reduced_input->is_sum() && inputs_of(*in.reduced_input).reduced == 0) break;
+    if (term.node == nullptr && in.count > 1) term.node = &now;
+    term.factor *= own_factor(now, in);
+    term.origin = in.reduced_input;
+  }
+  if (term.node == nullptr) term.node = term.origin;
+  return term;
+}
+
+CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
+  Term found = term_of(node);
+  found.factor *= factor;
+  for (const Term& term : terms_) {
+    if (term.node == found.node) return;
+    if (term.origin == found.origin)
+      needs_alike_ = found.node == found.origin ? term.node->operation() : found.node->operation();
+  }
+  terms_.push_back(found);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
 
 // <chorus/parallel/canonical/share_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
@@ -47319,6 +47595,24 @@ void search_tape(Node* node, const Found& found) {
 
 namespace chorus::canonical {
 
+/// Whether each share's loss is a sum, or a number times one.
+inline bool are_sums(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  if (gathered == nullptr) return false;
+  detail::LossTerms terms;
+  for (Node* const scalar : gathered->scalars()) {
+    if (scalar == nullptr) return false;
+    terms.find(*scalar);
+    terms.check_linear("canonical shares");
+    for (const auto& term : terms.all())
+      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+        return false;
+    if (terms.all().empty() || terms.has_more()) return false;
+  }
+  return true;
+}
+
 /// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
 /// UsageError where it does not, and for sums of means over different numbers.
 template <Real T, Device D>
@@ -47357,14 +47651,16 @@ std::vector<double> mean_over_of_shares(Node& losses) {
 /// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
-  const auto over = mean_over_of_shares<T, D>(*losses.node());
   const auto values = losses.value().to_vector();
+  const bool sums_only = are_sums(*losses.node());
+  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
   std::vector<double> sums, overs;  // shares without samples come last, and are not there
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
   }
-  const auto whole = detail::add_shares(cut, sums, overs);
+  auto whole = detail::add_shares(cut, sums, overs);
+  if (sums_only) whole.over = 1;
   return record(
       detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
       [overs, all = whole.over](const auto& dy, auto dx) {
@@ -47379,57 +47675,251 @@ Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const Ca
 }  // namespace chorus::canonical
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
 
+// <chorus/parallel/loss_share.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
+/// What a part of a loss, on one rank or device, counts in that of the whole batch.
+
 namespace chorus::detail {
 
-/// What each device's loss is a mean over. Several numbers where it is a sum of means, none where it is not known.
-template <Real T, Device D>
-std::vector<std::vector<double>> mean_over_of_devices(Node* losses, std::size_t devices) {
-  std::vector<std::vector<double>> over(devices);
-  search_tape<T, D>(losses, [&](Node& node) {
-    const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
-    if (gathered == nullptr) return false;
-    const auto scalars = gathered->scalars();
-    for (std::size_t i = 0; i < scalars.size() && i < devices; ++i)
-      search_tape<T, D>(scalars[i], [&](Node& scalar) {
-        if (scalar.is_loss()) over[i].push_back(scalar.mean_over());
-        return scalar.is_loss();
-      });
-    return true;
-  });
-  return over;
+/// A part of a rank's loss, as ranks tell it each other: what a mean is over, or a sum's mark and its numbers.
+class LossShare {
+ public:
+  static LossShare of(const LossTerms::Term& term);
+  /// Of a rank that takes no part.
+  static LossShare none() { return {{0}, 0}; }
+  static LossShare mean(double over) { return {{over}, 1}; }
+  /// The first one of several.
+  static LossShare first_of(std::span<const double> numbers);
+
+  std::span<const double> numbers() const { return {numbers_.data(), count_}; }
+  bool is_none() const { return count_ == 0; }
+  bool is_mean() const { return !(numbers_[0] < 0); }
+  double over() const { return numbers_[0]; }
+  /// A sum that is divided by what the program says of the whole batch; here it is of `counted`.
+  bool has_divisor() const { return numbers_[0] == is_sum_over; }
+  double divisor() const { return numbers_[1]; }
+  /// A sum of `counted` numbers, times `factor`. `value`: of what may be of parameters alone, and then is the same on
+  /// all ranks; else NaN.
+  bool has_factor() const { return numbers_[0] <= is_product; }
+  /// Divided by what may be this rank's own number, and by which one; and whether that is a tensor.
+  bool may_be_own() const { return numbers_[0] == is_own_by_number || numbers_[0] == is_own_by_tensor; }
+  bool is_divided_by_tensor() const { return numbers_[0] == is_own_by_tensor || numbers_[0] == is_by_tensor; }
+  double factor() const { return numbers_[1]; }
+  double counted() const { return numbers_[2]; }
+  double value() const { return numbers_[3]; }
+
+ private:
+  friend struct WholeLoss;
+  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
+                          is_by_tensor = -6;
+  LossShare(std::array<double, 4> numbers, std::size_t count) : numbers_(numbers), count_(count) {}
+  std::array<double, 4> numbers_;
+  std::size_t count_;
+};
+
+/// A part of the loss of the whole batch.
+struct WholeLoss {
+  std::vector<double> of_rank;  ///< what each rank's is a mean over, or 1 for each of which it is the sum
+  double sum = 0;
+  bool is_sum = false;
+
+  double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
+  /// From those of all ranks, or devices: `who` they are. Throws UsageError where they are no parts of one loss, and
+  /// where a sum is divided by what may be a rank's own number or the whole batch's.
+  void add_up(std::span<const LossShare> of_ranks, std::string_view who);
+
+ private:
+  void add_products(std::span<const LossShare> of_ranks);
+};
+
+/// What to say where `mean_over` can't be of the whole batch.
+inline constexpr const char* one_divisor =
+    ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
+    "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
+    "ch::Reduction::sum}) / number";
+/// And where a sum is divided by what may be a mean's number.
+inline constexpr const char* own_mean =
+    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
+    "cross_entropy(scores, "
+    "labels, {.mean_over = what counts in the whole batch}), or a product with a number in place of the quotient";
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/loss_share_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_IMPL_HPP
+/// How parts of a loss add up.
+
+namespace chorus::detail {
+
+CHORUS_INLINE LossShare LossShare::of(const LossTerms::Term& term) {
+  Node& origin = *term.origin;
+  const auto& factor = term.factor;
+  if (origin.is_mean()) return mean(origin.mean_over());
+  if (origin.divisor() != 0) return {{is_sum_over, origin.divisor(), origin.counted()}, 3};
+  if (!term.may_be_penalty && factor.all == 1 && !factor.by_number && !factor.by_tensor) return {{is_sum}, 1};
+  const bool may_be_own = factor.may_be_own(origin.counted());
+  return {
+      {factor.by_tensor ? (may_be_own ? is_own_by_tensor : is_by_tensor) : (may_be_own ? is_own_by_number : is_product),
+       factor.all, origin.counted(), term.may_be_penalty ? origin.number() : std::numeric_limits<double>::quiet_NaN()},
+      4};
 }
 
-/// What share of the batch's mean each device's loss is, given the node of the vector of losses, of type
-/// GradNode<T, 1, D>: its share of what the losses are means over, as tokens, where the tape knows; else its share of
-/// the samples. Throws UsageError where the devices add up losses of which no one share is right.
-template <Real T, Device D>
-std::vector<double> loss_shares(Node* losses, const std::vector<Index>& samples) {
-  const auto shares_of = [](const auto& parts) {
-    const double whole = std::accumulate(parts.begin(), parts.end(), 0.0);
-    std::vector<double> shares;
-    for (const auto part : parts) shares.push_back(whole == 0 ? 1 : static_cast<double>(part) / whole);
-    return shares;
-  };
-  const auto over = mean_over_of_devices<T, D>(losses, samples.size());
-  for (const auto& device : over)
-    check<UsageError>(device.size() == over.front().size(),
-                      "DataParallel::mean_loss: of some devices' losses it is known what they are means over, and of "
-                      "others it is not; expected the same of all");
-  std::vector<double> shares;
-  for (std::size_t loss = 0; loss < over.front().size(); ++loss) {
-    std::vector<double> parts;
-    for (const auto& device : over) parts.push_back(device[loss]);
-    if (std::accumulate(parts.begin(), parts.end(), 0.0) == 0) continue;  // it is 0, whatever its share
-    const auto next = shares_of(parts);
-    if (shares.empty()) shares = next;
-    for (std::size_t i = 0; i < next.size(); ++i)
-      check<UsageError>(std::abs(next[i] - shares[i]) < 1e-6,
-                        "DataParallel::mean_loss: each device's loss is a sum of losses that are means over different "
-                        "numbers of tokens, samples or elements, of which no one share is right: let the model return "
-                        "each by itself, and add up what mean_loss makes of them");
-  }
-  return shares.empty() ? shares_of(samples) : shares;
+CHORUS_INLINE LossShare LossShare::first_of(std::span<const double> numbers) {
+  LossShare share({numbers[0]}, numbers[0] == is_sum_over ? 3 : numbers[0] <= is_product ? 4 : 1);
+  std::copy_n(numbers.begin(), std::min(share.count_, numbers.size()), share.numbers_.begin());
+  return share;
 }
+
+CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::string_view who) {
+  const auto first = static_cast<std::size_t>(
+      std::find_if(of_ranks.begin(), of_ranks.end(), [](const auto& share) { return !share.is_none(); }) -
+      of_ranks.begin());
+  of_rank.assign(of_ranks.size(), 0);
+  sum = 0;
+  if (first == of_ranks.size()) return;
+  const LossShare& example = of_ranks[first];
+  is_sum = !example.is_mean();
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const LossShare& share = of_ranks[rank];
+    if (share.is_none()) continue;
+    check<UsageError>(is_sum
+                          ? share.has_factor() == example.has_factor() && share.has_divisor() == example.has_divisor()
+                          : share.is_mean(),
+                      "backward: a part of ", who, ' ', first, "'s loss is a ", is_sum ? "sum" : "mean",
+                      " over the batch, of ", who, ' ', rank, "'s it is another, or is divided otherwise");
+    of_rank[rank] = is_sum ? 1 : share.over();
+    if (example.has_divisor())
+      check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
+                        first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
+  }
+  if (example.has_factor()) add_products(of_ranks);
+  sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);
+}
+
+CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) {
+  const auto is_empty = [](const LossShare& share) {
+    return share.is_none() || share.counted() == 0 || share.factor() == 0;
+  };
+  const LossShare* example = nullptr;
+  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false;
+  for (const LossShare& share : of_ranks) {
+    if (is_empty(share)) continue;
+    if (example == nullptr) example = &share;
+    same_value = same_value && share.value() == example->value();
+    same_factor = same_factor && std::abs(share.factor() - example->factor()) <= 1e-12 * std::abs(example->factor());
+    may_be_own = may_be_own && share.may_be_own();
+    by_tensor = by_tensor || share.is_divided_by_tensor();
+  }
+  if (example == nullptr) return;
+  if (same_value) {  // a penalty, which each rank has whole
+    of_rank.assign(of_ranks.size(), 0);
+    return;
+  }
+  if (same_factor && !(by_tensor && may_be_own)) {
+    check<UsageError>(!by_tensor && !may_be_own, "backward: a sum over the batch is divided by ", 1 / example->factor(),
+                      own_mean);
+    return;
+  }
+  is_sum = false;  // but a mean by hand: each rank divides by what counts there
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    of_rank[rank] = is_empty(of_ranks[rank]) ? 0 : 1 / std::abs(of_ranks[rank].factor());
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
+
+namespace chorus::detail {
+
+/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of
+/// it, as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing
+/// each counts by its samples.
+class LossShares {
+ public:
+  struct Scaled {
+    Ref<Node> node;
+    double scale;
+  };
+  double value = 0;
+  std::vector<double> weights;  ///< of the devices' losses
+  std::vector<Scaled> scaled;   ///< what in them counts by another share
+
+  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError where a loss is
+  /// not linear in means and sums over the batch, or where devices' losses are made of different ones.
+  template <Real T, Device D>
+  static LossShares of(Node* losses, const std::vector<T>& values, const std::vector<Index>& samples) {
+    std::vector<Node*> scalars;
+    search_tape<T, D>(losses, [&](Node& node) {
+      const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
+      if (gathered != nullptr && scalars.empty()) scalars = gathered->scalars();
+      check<UsageError>(gathered != nullptr || node.form() == Node::Form::linear || node.form() == Node::Form::product,
+                        "DataParallel::mean_loss: '", node.operation(), "' of what the net has returned: expected ",
+                        "the devices' losses, or a number times them");
+      return gathered != nullptr;
+    });
+    LossShares out;
+    const double batch = static_cast<double>(std::accumulate(samples.begin(), samples.end(), Index{0}));
+    for (const Index own : samples) out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
+    const auto all_known = scalars.size() == samples.size() &&
+                           std::none_of(scalars.begin(), scalars.end(), [](Node* node) { return node == nullptr; });
+    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()));
+    out.value = std::inner_product(values.begin(), values.end(), out.weights.begin(), 0.0);
+    return out;
+  }
+
+ private:
+  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values) {
+    std::vector<LossTerms> devices(scalars.size());
+    std::vector<std::vector<double>> value_of(scalars.size());
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      devices[i].find(*scalars[i]);
+      devices[i].check_linear("DataParallel::mean_loss");
+      check<UsageError>(devices[i].all().size() == devices.front().all().size(),
+                        "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
+                        " and of ", devices[i].all().size(),
+                        " means and sums over the batch: expected the same of all");
+      const double own = scalars[i]->number(), times = own == 0 || std::isnan(own) ? 1 : values[i] / own;
+      value_of[i] = devices[i].values(*scalars[i], values[i] / times);
+      for (double& each : value_of[i]) each *= times;
+    }
+    std::vector<WholeLoss> whole(devices.front().all().size());
+    for (std::size_t k = 0; k < whole.size(); ++k) {
+      std::vector<LossShare> of_devices;
+      for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
+      whole[k].add_up(of_devices, "device");
+    }
+    // Where all means are divided alike, devices count by these shares.
+    auto shares = weights;
+    bool alike = true, any = false;
+    for (const WholeLoss& term : whole) {
+      if (term.sum == 0) continue;  // it is 0, whatever its share
+      for (std::size_t i = 0; i < devices.size(); ++i) {
+        if (!any) shares[i] = term.share(i);
+        alike = alike && (!term.is_sum || devices.size() == 1) && std::abs(term.share(i) - shares[i]) < 1e-12;
+      }
+      any = true;
+    }
+    if (any && alike) weights = shares;
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      const char* const product = devices[i].needs_alike();
+      check<UsageError>(alike || product == nullptr, "DataParallel::mean_loss: '", product == nullptr ? "" : product,
+                        "' of a sum of means or sums that devices divide in different ways, and of what a gradient ",
+                        "goes to: expected one of each of them, or ", whole_batch_line);
+      value += weights[i] * values[i];
+      for (std::size_t k = 0; k < whole.size() && !alike; ++k) {
+        if (whole[k].sum == 0) continue;
+        value += (whole[k].share(i) - weights[i]) * value_of[i][k];
+        scaled.push_back({Ref<Node>(devices[i].all()[k].node), whole[k].share(i) / weights[i]});
+      }
+    }
+    return *this;
+  }
+};
 
 /// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
 class GatheredScalars {
@@ -47455,15 +47945,13 @@ class GatheredScalars {
                       losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
     if (canonical_policies().load(std::memory_order_relaxed) != 0)
       if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
-    std::vector<T> weights;
-    for (const double share : loss_shares<T, D>(losses.node().get(), shares_)) weights.push_back(static_cast<T>(share));
-    const auto values = losses.value().to_vector();
-    const T mean = std::inner_product(values.begin(), values.end(), weights.begin(), T{0});
+    const auto shares = LossShares::of<T, D>(losses.node().get(), losses.value().to_vector(), shares_);
     return record(
-        "mean_loss", Tensor<T, 0, D>::full({}, mean, losses.device()),
-        [weights](const auto& dy, auto dx) {
-          auto grads = weights;
-          for (T& grad : grads) grad *= dy.item();
+        "mean_loss", Tensor<T, 0, D>::full({}, static_cast<T>(shares.value), losses.device()),
+        [shares](const auto& dy, auto dx) {
+          for (const auto& [node, scale] : shares.scaled) node->set_scale(scale);
+          std::vector<T> grads;
+          for (const double weight : shares.weights) grads.push_back(static_cast<T>(weight) * dy.item());
           dx->add(Tensor<T, 1, D>::from(grads, {static_cast<Index>(grads.size())}, dy.device()));
         },
         losses);
@@ -47711,7 +48199,8 @@ namespace chorus::dp {
 CHORUS_INLINE DeviceThreads::DeviceThreads(std::size_t devices) : DeviceThreads(Errors(devices)) {
   for (std::size_t i = 1; i < devices; ++i) {
     workers_.push_back(std::make_shared<Worker>());
-    threads_.emplace_back([worker = workers_.back(), i] { serve(*worker, i); });
+    const auto body = [worker = workers_.back(), i] { serve(*worker, i); };
+    threads_.push_back(chorus::detail::start_thread<std::thread, Error>(cat("device ", i), body));
   }
 }
 
@@ -48107,11 +48596,13 @@ class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `timeout`: how long the
-  /// first device waits for the others once it has ended.
-  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, std::chrono::milliseconds timeout)
+  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of their
+  /// kind. `timeout`: how long the first device waits for the others once it has ended.
+  ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, int first_slot,
+                std::chrono::milliseconds timeout)
       : names_(std::move(names)),
         device_ids_(std::move(device_ids)),
+        first_slot_(first_slot),
         timeout_(timeout),
         groups_(names_, timeout),
         threads_(names_.size()) {}
@@ -48144,6 +48635,7 @@ class ParallelApply {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
                    const trace::PlaceScope place(device_ids_[i]);
+                   const detail::Replaced<int> slot(detail::pass_slot, first_slot_ + device_ids_[i]);
                    const ThreadBatchGroups::Membership membership(groups_, used, i);
                    task(i);
                  }),
@@ -48185,6 +48677,7 @@ class ParallelApply {
 
   std::vector<std::string> names_;
   std::vector<int> device_ids_;
+  int first_slot_;
   std::chrono::milliseconds timeout_;
   ThreadBatchGroups groups_;
   DeviceThreads threads_;
@@ -48373,7 +48866,7 @@ void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const v
   check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
                     " got its gradient in several parts in one backward pass (backward within backward)");
   while (taken_[i] < share) carry_none(i, taken_[i]++);
-  if (gradient != p.grad_data()) copy_bytes(p.where(), p.grad_data(), p.where(), gradient, p.size_bytes());
+  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
   carry(i, taken_[i]++);
 }
 
@@ -48411,7 +48904,7 @@ void GradientTree<D>::carry(std::size_t i, std::size_t share) {
   auto& p = flat_.entries()[i].parameter();
   const D device = p.where();
   const auto count = static_cast<std::size_t>(p.count());
-  auto* const gradient = static_cast<std::byte*>(p.grad_data());
+  auto* const gradient = static_cast<std::byte*>(p.grad_place());
   for (std::size_t c = depth + carries; c-- > depth;) {
     Copy& left = copies_[c];
     if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
@@ -48438,7 +48931,7 @@ bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
   for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
   if (!any && last) fill_sums(i, depth);
   if (!any) return false;
-  zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   carry(i, share);
   return true;
 }
@@ -48676,7 +49169,10 @@ CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
   turn_ = arrived_ = round_ = 0;
   first_error_ = nullptr;
   team_ = std::move(detail::thread_team());
-  threads_.run(shares, [this](std::size_t i) { take_turns(i); });
+  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
+    const detail::Replaced<int> here(detail::pass_slot, slot);
+    take_turns(i);
+  });
   detail::thread_team() = std::move(team_);
   ended_.clear();
   if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
@@ -48948,7 +49444,7 @@ class DeviceShares {
       if (shares.side_by_side_)
         shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
-        take(leaf, shares.flat_.entries()[*entry].parameter().grad_data());
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
     // The gradient of the parameter whose leaf that is.
     void take(Node& leaf, const void* gradient) {
@@ -49027,7 +49523,7 @@ void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
     auto& p = entry.parameter();
     if (!p.grad_arrived()) continue;
     kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
-    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_data(), p.size_bytes());
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
     p.set_grad_arrived(false);
   }
 }
@@ -49039,9 +49535,9 @@ void EarlierGradients<D>::give_back() {
     const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
     if (p.grad_arrived())
       add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
-                  static_cast<std::byte*>(p.grad_data()));
+                  static_cast<std::byte*>(p.grad_place()));
     else
-      copy_bytes(p.where(), p.grad_data(), p.where(), before, p.size_bytes());
+      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
     p.set_grad_arrived(true);
   }
   kept_.clear();
@@ -49441,7 +49937,7 @@ class CanonicalReduce {
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
           for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
             if (!parameter(i, p).grad_arrived())
-              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_data(), parameter(i, p).size_bytes());
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);
           if (any) entries[p].named.handle.shared()->set_reached();
           return any;
@@ -49874,6 +50370,125 @@ DataParallelOptions settled(DataParallelOptions options) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
 
+// <chorus/parallel/dp/input_roles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_HPP
+/// InputRoles: which inputs of a policy that cuts its batches are cut.
+
+namespace chorus::dp {
+
+/// Knows which inputs of a policy belong to no sample. One that says nothing belongs to the samples where it is as long
+/// as the batch. That may be by chance: a mask [length, length], weights of features. Where the number of samples is
+/// another size of the inputs, too, an input is what it was in passes with batches of other sizes. In a first pass it
+/// is refused; or, where it is likely to be a target, it is cut, and a warning says so once.
+class InputRoles {
+ public:
+  /// How a pass splits its batch, into `most` shares at most. Throws ShapeError where it isn't known which inputs are
+  /// cut.
+  template <class... Inputs>
+  Split split(std::string_view policy, Index most, int dim, const Inputs&... inputs) {
+    const Index batch = detail::samples_of(dim, inputs...);
+    Split out{batch, static_cast<std::size_t>(std::clamp<Index>(batch, 1, most)), dim};
+    if (out.devices == 1) return out;
+    Look now{policy, batch};
+    [[maybe_unused]] const auto look = [&]<class X>(const X& x) {
+      using T = typename tensor_of<X>::value_type;
+      if (detail::has_samples(x, dim) && see(now, value_of(x).shape(), detail::batch_axis_of<X>(dim),
+                                             detail::says_batch_axis<X>, std::integral<T> && !std::same_as<T, bool>))
+        out.whole.push_back(&x);
+    };
+    (detail::for_each_tensor(inputs, look), ...);
+    end(now);
+    return out;
+  }
+
+ private:
+  /// At one pass's inputs, in their order.
+  struct Look {
+    std::string_view policy;
+    Index batch;
+    std::span<const Index> first = {}, doubtful = {};
+    bool coincides = false;          // the number of samples is another size of the first input, too
+    bool first_is_doubtful = false;  // it says nothing, and may be weights or a mask
+    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples elsewhere
+    std::size_t further = 0;
+  };
+  struct Known {
+    std::size_t axes = 0;  // 0: nothing is known
+    bool whole = false;
+  };
+
+  // Returns whether an input is whole, though it is as long as the batch. `says`: its axis. `counts`: integers, which
+  // are labels rather than masks or weights.
+  bool see(Look& now, std::span<const Index> shape, int axis, bool says, bool counts);
+  void end(const Look& now) const;
+
+  std::array<Known, 16> known_{};  // by their order
+};
+
+}  // namespace chorus::dp
+
+#if !CHORUS_COMPILED
+// <chorus/parallel/dp/input_roles_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_IMPL_HPP
+/// How inputs are told apart that are as long as the batch.
+
+namespace chorus::dp {
+
+CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int axis, bool says, bool counts) {
+  const auto at = static_cast<std::size_t>(axis);
+  const bool row = shape.size() == at + 1, square = shape.size() == at + 2 && shape[at] == shape[at + 1];
+  if (now.first.data() == nullptr) {
+    now.first = shape;
+    now.first_is_doubtful = !says && (row || square);
+    // An image's height and width mean nothing else.
+    for (std::size_t i = 0; i < (shape.size() < 4 ? shape.size() : 2); ++i)
+      now.coincides = now.coincides || (i != at && shape[i] == now.batch);
+    return false;
+  }
+  Known nothing;
+  Known& known = now.further < known_.size() ? known_[now.further] : nothing;
+  ++now.further;
+  if (says) return false;
+  const bool whole = shape[at] != now.batch;
+  const bool like_first = std::equal(shape.begin(), shape.end(), now.first.begin(), now.first.end());
+  const bool doubtful = whole ? (shape.size() > at + 1 && shape[at + 1] == now.batch) ||
+                                    (now.first_is_doubtful && shape.size() > now.first.size())
+                              : !like_first && (now.coincides || (square && !counts));
+  if (!doubtful) {
+    known = {shape.size(), whole};
+    return false;
+  }
+  if (known.axes == shape.size() && (known.whole || !whole)) return known.whole && !whole;
+  const int doubt = whole || (square && !counts) ? 3 : row && !counts ? 2 : 1;
+  if (doubt > now.doubt) {
+    now.doubt = doubt;
+    now.doubtful = shape;
+  }
+  return false;
+}
+
+CHORUS_INLINE void InputRoles::end(const Look& now) const {
+  // One input beside the first is likely to be its target.
+  const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
+  if (doubt <= 0) return;
+  const auto text = [&] {
+    return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
+               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
+               "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
+  };
+  if (doubt > 1) fail<ShapeError>(text());
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is cut as if it did"));
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_HPP
+
 // <chorus/parallel/dp/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
@@ -49902,9 +50517,9 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
                      grad.size(axis), grad.data(), target.data(), true);
 }
 
-/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or where there is no such
-/// axis the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has no
-/// tensors in it is the same object for all devices.
+/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or of what belongs to no
+/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has
+/// no tensors in it is the same object for all devices.
 template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;
@@ -49921,7 +50536,7 @@ struct MakeShare : detail::TensorFunction {
     if constexpr (!Operand<X>) {
       return (x);
     } else {
-      const bool cut = detail::has_samples(x, split.dim);
+      const bool cut = split.cuts(x);
       const int axis = detail::batch_axis_of<X>(split.dim);
       const Index begin = split.begin(number);
       const auto& whole = value_of(x);
@@ -50097,7 +50712,7 @@ class Pass {
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     RandomContext whole = random_;
-    if (i > 0) whole.device = copies_[i - 1]->device().index;
+    if (i > 0) whole.device_slot = trace_slot(copies_[i - 1]->device());
     Model& model = i == 0 ? first_ : copies_[i - 1]->model();
     if (devices_.empty()) return forward(model, whole, i);
     drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
@@ -50187,7 +50802,7 @@ struct MakeRecordedShare : MakeShare<D> {
     } else {
       const auto& x = detail::variable_of(*input[0]);
       const auto whole_or_part = [&] {
-        if (!detail::has_samples(*input[0], this->split.dim)) return GraphVariable(x);
+        if (!this->split.cuts(*input[0])) return GraphVariable(x);
         const Index begin = this->split.begin(this->number);
         return slice(GraphVariable(x), detail::batch_axis_of<X>(this->split.dim), begin,
                      begin + this->split.size(this->number));
@@ -50513,9 +51128,10 @@ class Policy {
   /// samples each has.
   Model& module() { return model_; }
   const Model& module() const { return model_; }
-  /// All parameters, for an optimizer, as they lie in memory: under DistributedDataParallel the first backward pass
-  /// puts them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`,
-  /// which has the order of its members, where an order has to stay.
+  /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
+  /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
+  /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
+  /// has the order of its members, where an order has to stay.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
@@ -50552,6 +51168,9 @@ class Policy {
     return loss;
   }
 
+  /// Who shares the batch with this process, for of_global_batch; null where it is whole.
+  std::shared_ptr<BatchGroup> global_batch() const { return nullptr; }
+
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
@@ -50575,8 +51194,7 @@ class Policy {
   Policy(Model model, std::uint64_t seed)
       : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
-    random_.device_kind = device_type::kind;
-    random_.device = flat_.groups().front().values.device().index;
+    random_.device_slot = trace_slot(model_device());
     if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
       note_gradients(*trace);
   }
@@ -50595,7 +51213,7 @@ class Policy {
     else if constexpr (std::is_same_v<typename X::device_type, device_type>)
       return (x);
     else
-      return to_device(x, flat_.groups().front().values.device());
+      return detail::with_batch_axis_of<X>(to_device(x, model_device()));
   }
 
   /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
@@ -50607,13 +51225,19 @@ class Policy {
     random_.next_operation = 0;
     random_.samples = samples;
     random_.drew = false;
-    if (auto* const steps = trace::step_counter(); steps != nullptr && grad_enabled()) [[unlikely]]
-      steps->forward_begins();
+    if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
+      if (grad_enabled())
+        steps->forward_begins();
+      else if (!any_training())
+        steps->evaluation_begins();
+    }
     return random_;
   }
   void end_forward() {
     if ((model_.training() || random_.drew) && counts_) ++passes_;
   }
+  /// Where the parameters are; under DataParallel the first device.
+  device_type model_device() const { return flat_.groups().front().values.device(); }
   /// Ranks have settled on a number for the pass under way.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
@@ -50703,7 +51327,7 @@ class OneProcessPolicy : public Policy<Model> {
 
  protected:
   OneProcessPolicy(Model model, std::uint64_t seed) : Policy<Model>(std::move(model), seed) {
-    trace::set_place_of_process(this->random_.device);
+    trace::set_place_of_process(this->model_device().index);
   }
 };
 
@@ -50738,7 +51362,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
-        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, *options_.timeout),
+        parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
         collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
         canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
     warn_of_imbalance<D>(options_.device_ids);
@@ -50749,18 +51373,16 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   auto begin_pass(const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const Index batch = detail::batch_size(options_.dim, inputs...);
     const bool canonical = canonical_.shares() != 0;
     const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
-    const auto shares = static_cast<std::size_t>(std::clamp<Index>(batch, 1, most));
-    auto runs = canonical ? canonical_.runs(shares) : one_each(shares);
-    const auto& random = this->begin_forward(batch);
+    const Split split = roles_.split("DataParallel", most, options_.dim, inputs...);
+    auto runs = canonical ? canonical_.runs(split.devices) : one_each(split.devices);
+    const auto& random = this->begin_forward(split.batch);
     for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
     using Made = Shares<Make, D, Inputs...>;
     using Output = decltype(call(this->model_, std::declval<const Made&>()));
-    return std::make_shared<Pass<Model, Made, Output>>(Split{batch, shares, options_.dim}, std::move(runs),
-                                                       canonical_.devices(), this->model_, replicas_, random,
-                                                       this->watch_once());
+    return std::make_shared<Pass<Model, Made, Output>>(split, std::move(runs), canonical_.devices(), this->model_,
+                                                       replicas_, random, this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -50815,6 +51437,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
 
  private:
   DataParallelOptions options_;
+  InputRoles roles_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   detail::ModelHandles handles_;
 
@@ -50874,12 +51497,15 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
   /// element a device.
   /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
-  /// one, on no more devices than there are samples; other arguments go to every copy as they are. Outputs are joined
-  /// along the same axis; ShapeError for those that have their samples along another one (see dp::joined_axis). What a
-  /// copy throws is thrown again, of the same kind, with the copy's number and device in the message. Throws UsageError
-  /// where a layer of the model has got other parameters or buffers since the policy took it, and where another policy
-  /// took it afterwards. `grad` goes through it; for gradients of gradients let an input be a GraphVariable: then all
-  /// devices' work is one graph, through which backward goes in the calling thread.
+  /// one, on no more devices than there are samples. There are as many samples as in the inputs that say their axis,
+  /// else as in the first one. Every copy has all of what is `whole(x)`, and of what has another size there; see
+  /// dp::InputRoles for inputs that may be as long as the batch by chance, of which some are refused with a ShapeError.
+  /// Other arguments go to every copy as they are. Outputs are joined along the same axis; ShapeError for those that
+  /// have their samples along another one (see dp::joined_axis). What a copy throws is thrown again, of the same kind,
+  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
+  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
+  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
+  /// backward goes in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
@@ -50936,461 +51562,6 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
 /// What classes of the library need of a DistributedDataParallel, and users don't call.
 
-// <chorus/comm/shared_window.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
-/// `allocate_shared`: memory of each rank's that all of them have in common (MPI's MPI_Win_allocate_shared).
-
-namespace chorus::comm {
-
-/// Zeroed memory of each rank's, `bytes` of this one's, aligned to 4096, that all ranks read and write where it lies,
-/// each at an address of its own, until the last of them lets go of it: one pointer for each rank, null for one that
-/// has asked for 0 bytes. Nobody keeps ranks from writing at once: that takes a barrier. Empty, on all ranks, where one
-/// of them can't map another one's: on another machine, or of another user. A collective, of any engine.
-template <class Communicator>
-[[gnu::cold]] std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes);
-
-}  // namespace chorus::comm
-
-#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
-// <chorus/comm/shared_window_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
-/// How ranks come to memory that they have in common.
-
-// <chorus/comm/objects.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
-
-namespace chorus::comm {
-
-/// The longest text that there can be.
-inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
-
-namespace detail {
-/// What a rank says of its text: no memory is taken for what none has.
-inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
-  check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
-                   " bytes, expected 0 to ", most_object_bytes);
-  return static_cast<std::size_t>(length);
-}
-}  // namespace detail
-
-/// The structs of all ranks, in the order of ranks, as the bytes that they are.
-template <class Communicator, class Message>
-requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
-                                                                                       const Message& own) {
-  std::vector<Message> all(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
-                          std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own), {});
-  return all;
-}
-
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
-/// one has more than `most_object_bytes`.
-template <class Communicator>
-[[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
-  if (communicator.size() == 1) return {std::string(own)};
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  const auto lengths = all_gather_structs(communicator, static_cast<std::int64_t>(own.size()));
-  std::size_t longest = 0;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    longest = std::max(longest, detail::object_bytes("all_gather_object", rank, lengths[rank]));
-  std::vector<std::uint8_t> padded(own.begin(), own.end()), all(longest * ranks);
-  padded.resize(longest);
-  communicator.all_gather(std::span<const std::uint8_t>(padded), std::span<std::uint8_t>(all), {});
-  std::vector<std::string> texts;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + rank * longest,
-                       static_cast<std::size_t>(lengths[rank]));
-  return texts;
-}
-
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
-/// as all_gather_object does.
-template <class Communicator>
-[[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
-  auto length = static_cast<std::int64_t>(own.size());
-  communicator.broadcast(std::span(&length, 1), root, {});
-  std::vector<std::uint8_t> text(own.begin(), own.end());
-  text.resize(detail::object_bytes("broadcast_object", static_cast<std::size_t>(root), length));
-  communicator.broadcast(std::span<std::uint8_t>(text), root, {});
-  return {text.begin(), text.end()};
-}
-
-/// Whether all ranks pass the same text; the same answer on all of them.
-template <class Communicator>
-[[gnu::cold]] bool same_text(Communicator& communicator, std::string_view own) {
-  double different = broadcast_object(communicator, own) == own ? 0 : 1;
-  communicator.all_reduce(std::span(&different, 1));
-  return different == 0;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-
-// <chorus/comm/transport/shared_memory.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
-
-// <chorus/comm/meeting/hmac.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
-/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
-/// there were ranks.
-
-#include <sys/random.h>
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#endif
-
-namespace chorus::comm {
-
-inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
-
-using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;
-
-inline void fill_random(std::span<std::byte> bytes) {
-  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
-  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
-}
-
-/// Not 0.
-inline std::uint64_t random_key() {
-  std::uint64_t key = 0;
-  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  return key;
-}
-
-/// What the launcher's own tokens begin with; 64 random digits follow.
-inline constexpr std::string_view launched = "launched-";
-
-/// Whether this program can prove that it knows the token.
-inline bool provable(std::string_view token) {
-  return can_authenticate || token.empty() ||
-         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
-}
-
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
-[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
-                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
-  Mac mac{};
-#if CHORUS_USE_OPENSSL
-  if (token.empty()) return mac;
-  std::vector<unsigned char> message;
-  for (const auto part : parts)
-    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
-  unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
-                          reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
-#else
-  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
-#endif
-  return mac;
-}
-
-/// In a time that does not depend on where they differ.
-inline bool same(const Mac& a, const Mac& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-
-// <chorus/comm/transport/shared_region.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
-
-#include <sys/resource.h>
-
-namespace chorus::comm {
-
-class SharedRegion {
- public:
-  /// Zeroed memory, which takes room only where it has been written.
-  static SharedRegion create(std::size_t bytes) {
-    rlimit most{};  // beyond it the next line but one would end this process
-    const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
-    check<CommError>(!limited, "shared memory: ", bytes,
-                     " bytes are more than this process may write (ulimit -f): ", most.rlim_cur);
-    const int fd = chorus::detail::above_standard_streams(memfd_create("chorus", MFD_CLOEXEC));
-    check<CommError>(fd >= 0, "shared memory: memfd_create: ", std::strerror(errno));
-    SharedRegion region;
-    region.fd_ = fd;
-    const bool sized = ftruncate(fd, static_cast<off_t>(bytes)) == 0;  // before errno is read
-    check<CommError>(sized, "shared memory: ", bytes, " bytes: ", std::strerror(errno));
-    region.map(bytes);
-    return region;
-  }
-
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
-  static SharedRegion open(int pid, int fd, std::size_t bytes) {
-    const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, a device that does something when it is opened, too.
-    char target[64] = {};
-    const auto length = readlink(path.c_str(), target, sizeof target - 1);
-    check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    check<CommError>(std::string_view(target).starts_with("/memfd:chorus"), "shared memory: ", path, " is ", target);
-    SharedRegion region;
-    region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
-    check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
-                     " is too small");
-    region.map(bytes);
-    return region;
-  }
-
-  SharedRegion() = default;
-  SharedRegion(SharedRegion&& other) noexcept { *this = std::move(other); }
-  SharedRegion& operator=(SharedRegion&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~SharedRegion() {
-    if (data_) munmap(data_, bytes_);
-    if (fd_ >= 0) close(fd_);
-  }
-
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
-  void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
-    for (std::size_t done = 0; done < bytes; done += step) {
-      const auto size = static_cast<off_t>(std::min(step, bytes - done));
-      int error = EINTR;
-      while (error == EINTR) error = posix_fallocate(fd_, static_cast<off_t>(begin + done), size);
-      check<CommError>(error == 0, "shared memory: no room for ", bytes, " bytes: ", std::strerror(error));
-    }
-  }
-
-  explicit operator bool() const { return data_ != nullptr; }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t size() const { return bytes_; }
-  int fd() const { return fd_; }
-
- private:
-  void map(std::size_t bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    check<CommError>(data != MAP_FAILED, "shared memory: mmap of ", bytes, " bytes: ", std::strerror(errno));
-    data_ = data;
-    bytes_ = bytes;
-  }
-
-  int fd_ = -1;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-
-// <chorus/comm/transport/window.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
-
-// <chorus/comm/transport/fixed_text.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
-
-namespace chorus::comm {
-
-/// Up to size - 1 characters, and zeros after them.
-template <std::size_t size>
-struct FixedText {
-  std::array<char, size> characters{};
-
-  FixedText() = default;
-  /// What is too long is cut off.
-  explicit FixedText(std::string_view text) {
-    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
-  }
-  /// It ends before the last character, even where a peer has sent no zero.
-  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
-  friend bool operator==(const FixedText&, const FixedText&) = default;
-};
-
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
-template <class T, std::size_t bytes>
-inline constexpr bool is_message =
-    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-
-namespace chorus::comm {
-
-/// Names data of some process for others. Between threads an address is enough.
-struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
-  std::uint64_t bytes = 0;   ///< of the whole region
-  std::uint64_t offset = 0;  ///< of the data in the region
-  std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
-  std::int32_t reserved = 0;
-};
-static_assert(is_message<Window, 40>);
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-
-namespace chorus::comm {
-
-/// Memory of this process that other processes can map. Thread-safe.
-class SharedMemory {
- public:
-  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
-  /// child. Throws CommError.
-  static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
-    auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
-    region->reserve(0, front + bytes);
-    auto& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    const std::uint64_t key = random_key();
-    std::memcpy(region->data(), &key, sizeof key);
-    all.blocks_.push_back({key, region.get()});
-    std::byte* const data = region->data() + front;
-    return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
-  }
-
-  /// Which memory it is: 0 once its owner has let go of it.
-  static std::uint64_t key_in(const SharedRegion& region) {
-    std::uint64_t key = 0;
-    std::memcpy(&key, region.data(), sizeof key);
-    return key;
-  }
-
-  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
-  static Window find(std::byte* data, std::size_t bytes) {
-    auto& all = instance();
-    const std::lock_guard lock(all.mutex_);
-    for (const auto& block : all.blocks_) {
-      const std::byte *const begin = block.region->data() + front, *const end =
-                                                                       block.region->data() + block.region->size();
-      if (data >= begin && data < end && bytes <= static_cast<std::size_t>(end - data))
-        return {block.key, block.region->size(), static_cast<std::uint64_t>(data - block.region->data()), data,
-                block.region->fd()};
-    }
-    return {};
-  }
-
- private:
-  static constexpr std::size_t front = 4096;  // with the key
-
-  struct Block {
-    std::uint64_t key;
-    SharedRegion* region;
-  };
-
-  static SharedMemory& instance() {
-    static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
-    return memory;
-  }
-  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
-    const std::lock_guard lock(mutex_);
-    if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
-    std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
-  }
-
-  std::mutex mutex_;
-  std::vector<Block> blocks_;
-};
-
-/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
-/// longer there.
-[[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
-  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
-  auto region = SharedRegion::open(pid, window.fd, window.bytes);
-  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
-                   " is another one");
-  return region;
-}
-
-/// The regions of one other process that this one has mapped.
-class MappedWindows {
- public:
-  /// What the window of process `pid` shows; null where it can't be mapped.
-  std::byte* open(int pid, const Window& window) {
-    for (const auto& known : known_)
-      if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) {  // given back since
-      return SharedMemory::key_in(known.region) != known.key;
-    });
-    try {
-      known_.push_back({window.key, open_region(pid, window)});
-      return known_.back().region.data() + window.offset;
-    } catch (const CommError&) {
-      return nullptr;
-    }
-  }
-
- private:
-  struct Known {
-    std::uint64_t key = 0;
-    SharedRegion region;
-  };
-  std::vector<Known> known_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-
-namespace chorus::comm {
-
-template <class Communicator>
-std::vector<std::shared_ptr<std::byte>> allocate_shared(Communicator& communicator, std::size_t bytes) {
-  struct Message {
-    Window window = {};
-    std::int64_t pid = 0, bytes = 0;
-  };
-  static_assert(is_message<Message, sizeof(Window) + 16>);
-  const auto own = static_cast<std::size_t>(communicator.rank());
-  std::shared_ptr<std::byte> mine;
-  Message message{.pid = getpid(), .bytes = static_cast<std::int64_t>(bytes)};
-  if (bytes > 0) try {
-      mine = SharedMemory::allocate(bytes);
-      message.window = SharedMemory::find(mine.get(), bytes);
-    } catch (const CommError&) {  // the others hear of it
-    }
-  const auto messages = all_gather_structs(communicator, message);
-  std::vector<std::shared_ptr<std::byte>> memory(messages.size());
-  std::int32_t mapped = bytes == 0 || mine ? 1 : 0;
-  try {
-    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
-      if (rank == own || messages[rank].bytes == 0) continue;
-      const auto& window = messages[rank].window;
-      const auto region = std::make_shared<SharedRegion>(open_region(static_cast<int>(messages[rank].pid), window));
-      memory[rank] = {region, region->data() + window.offset};
-    }
-  } catch (const CommError&) {
-    mapped = 0;
-  }
-  communicator.all_reduce(std::span(&mapped, 1), ReduceOp::min, {});
-  if (mapped == 0) return {};
-  memory[own] = std::move(mine);
-  return memory;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SHARED_WINDOW_HPP
-
 // <chorus/parallel/ddp/policy_with_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
@@ -51420,7 +51591,7 @@ class GradientsAside {
       const auto& p = *kept.parameter;
       if (!p.grad_arrived()) continue;
       kept.gradient.emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_data(), p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
     }
   }
   /// As if there were none.
@@ -51452,14 +51623,14 @@ class GradientsAside {
   };
   static void copy_back(const Kept& kept) {
     auto& p = *kept.parameter;
-    copy_bytes(p.where(), p.grad_data(), Cpu{}, kept.gradient->data(), p.size_bytes());
+    copy_bytes(p.where(), p.grad_place(), Cpu{}, kept.gradient->data(), p.size_bytes());
   }
   static void put_back(const Kept& kept) {
     auto& p = *kept.parameter;
     if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
       copy_back(kept);
     else
-      zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+      zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   }
 
   std::vector<Kept> kept_;
@@ -51489,9 +51660,9 @@ class EarlierGradients {
       auto& p = flat.entries()[i].parameter();
       if (!p.grad_arrived() || !kept(i)) continue;
       if (factor == 0)
-        zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+        zero_bytes(p.where(), p.grad_place(), p.size_bytes());
       else
-        with_type(p.dtype(), p.grad_data(),
+        with_type(p.dtype(), p.grad_place(),
                   [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
     }
     unit = weight;
@@ -51516,8 +51687,324 @@ class EarlierGradients {
 // <chorus/parallel/ddp/batch_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
-/// What ranks tell each other of a pass: how many samples each has, and what its losses are means over. By that their
-/// gradients count.
+/// What ranks tell each other of a pass: how many samples each has, and of what means and sums its loss is made. By
+/// that their gradients count.
+
+// <chorus/parallel/ddp/same_program.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_HPP
+/// Ranks run one program: what each has done with the net since they compared last is the same on all, or is refused on
+/// all, before a gradient is used.
+
+namespace chorus::ddp {
+
+/// What a rank says of its program.
+struct Said {
+  std::int64_t batch = 0;              ///< see Ledger
+  double lr = 0;                       ///< of the last step
+  std::uint64_t numbers = 0;           ///< a hash of what all steps went by
+  std::int32_t passes = 0, steps = 0;  ///< since ranks compared last
+  std::int32_t most_steps = 0;         ///< of one optimizer
+  std::int32_t optimizers = 0;
+  std::int32_t parameters_written = 0, buffers_written = 0;  ///< calls of `assign` and the like
+  bool found_writes = false;                                 ///< through a pointer
+  bool forgot = false;                                       ///< gradients, by zero_grad
+  bool compares = true;                                      ///< else it may be anything
+  bool together = false;                                     ///< in no pass, but in eval(), gathered or the like
+};
+
+/// What ranks ask of it.
+class Program {
+ public:
+  virtual Said say() = 0;
+  /// Throws UsageError, on every rank, where they differ. `all`: by rank. A collective where they do.
+  virtual void compare(std::span<const Said> all) = 0;
+
+ protected:
+  ~Program() = default;
+};
+
+/// What the ranks of a policy have alike.
+struct Alike {
+  bool steps = true;           ///< optimizers step on each
+  bool zero_grad = true;       ///< nobody but the program forgets gradients
+  bool all_parameters = true;  ///< each has all, so that there are as many optimizers
+  bool contents = false;       ///< they have the same numbers, which can be looked at
+  bool rank_0_writes = false;  ///< what rank 0 alone writes becomes all ranks'
+};
+
+/// One rank's side of it. Parameters and buffers are those that ranks share; of a pipeline, those of all stages.
+template <Device D, class Communicator>
+class SameProgram final : public Program {
+ public:
+  using Parameters = std::vector<nn::NamedParameter<D>>;
+  using Buffers = std::vector<nn::NamedBuffer<D>>;
+
+  SameProgram(std::string_view policy, Communicator& communicator) : policy_(policy), communicator_(communicator) {}
+
+  /// From now on the net's optimizers and loaders are heard of.
+  [[gnu::cold]] void listen(Parameters parameters, Buffers buffers, const Alike& alike);
+  Alike& alike() { return alike_; }
+  const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
+  void let_ranks_differ() { compares_ = false; }
+  /// Ranks have made different numbers of steps, as they may in a join.
+  void forget(bool uneven) {
+    ledger_->begin_anew();
+    ledger_->uneven = ledger_->uneven || uneven;
+    writes_ = count();
+  }
+
+  /// A whole number below 2^20, the same on ranks whose optimizers have made the same steps since they compared last.
+  double mark() const {
+    if (!compares_ || !alike_.steps || !alike_.all_parameters) return 0;
+    std::uint64_t all = 0;
+    for (std::size_t i = 0; i < ledger_->optimizers(); ++i) all = Ledger::mixed(all, ledger_->steps(i).numbers);
+    return static_cast<double>(all >> 44);
+  }
+
+  Said say() override;
+  void compare(std::span<const Said> all) override;
+
+  /// A comparison by itself: all ranks begin a pass, or are `together` in something else.
+  void compare_now(bool together);
+
+ private:
+  struct Writes {
+    std::uint64_t parameters = 0, buffers = 0, found = 0, forgotten = 0;
+  };
+  // The numbers of parameters that somebody has a pointer to are looked at.
+  Writes count() const;
+
+  bool same_as(const Said& a, const Said& b) const;
+
+  [[gnu::cold]] void find_difference(std::span<const Said> all, const Said& first);
+  [[gnu::cold]] static std::string place(std::int64_t batch);
+  [[gnu::cold]] static std::uint64_t fingerprint(const ParameterOn<D>& parameter);
+  [[noreturn, gnu::cold]] void refuse(const std::string& what) const;
+
+  [[gnu::cold]] void compare_passes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+  [[gnu::cold]] void compare_steps(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+  [[gnu::cold]] void compare_writes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
+
+  // Whether the numbers are the same on all ranks, that have been written or may have been.
+  [[gnu::cold]] void compare_contents(std::span<const Said> all);
+
+  const std::string_view policy_;
+  Communicator& communicator_;
+  Parameters parameters_;
+  Buffers buffers_;
+  Alike alike_;
+  std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  Writes writes_;  // when ranks compared last
+  bool compares_ = true;
+  std::vector<Said> all_;
+};
+
+}  // namespace chorus::ddp
+
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
+// <chorus/parallel/ddp/same_program_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_IMPL_HPP
+/// How ranks compare their programs, and what they say where these differ.
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+std::string SameProgram<D, Communicator>::place(std::int64_t batch) {
+  return cat("batch ", (batch - 1) & 0xffffffff, " of epoch ", (batch - 1) >> 32);
+}
+
+template <Device D, class Communicator>
+std::uint64_t SameProgram<D, Communicator>::fingerprint(const ParameterOn<D>& parameter) {
+  if (parameter.part() != nullptr) return 0;  // each rank has its own
+  if constexpr (std::is_same_v<D, Cpu>) {
+    return chorus::Writes::fingerprint(parameter.memory(), parameter.size_bytes());
+  } else {
+    std::vector<std::byte> numbers(parameter.size_bytes());
+    copy_bytes(Cpu{}, numbers.data(), parameter.where(), parameter.memory(), numbers.size());
+    return chorus::Writes::fingerprint(numbers.data(), numbers.size());
+  }
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::listen(Parameters parameters, Buffers buffers, const Alike& alike) {
+  parameters_ = std::move(parameters);
+  buffers_ = std::move(buffers);
+  alike_ = alike;
+  ledger_->uneven = !alike.all_parameters;
+  if (communicator_.size() == 1) return;
+  for (const auto& named : parameters_) named.parameter->set_ledger(ledger_);
+  writes_ = count();
+}
+
+template <Device D, class Communicator>
+Said SameProgram<D, Communicator>::say() {
+  const auto writes = count();
+  Said said{.batch = ledger_->batch,
+            .passes = ledger_->passes,
+            .optimizers = static_cast<std::int32_t>(ledger_->optimizers()),
+            .parameters_written = static_cast<std::int32_t>(writes.parameters - writes_.parameters),
+            .buffers_written = static_cast<std::int32_t>(writes.buffers - writes_.buffers),
+            .found_writes = writes.found != writes_.found,
+            .forgot = writes.forgotten != writes_.forgotten,
+            .compares = compares_};
+  for (std::size_t i = 0; i < ledger_->optimizers(); ++i) {
+    const Ledger::Steps& steps = ledger_->steps(i);
+    said.lr = steps.lr;
+    said.numbers = Ledger::mixed(said.numbers, steps.numbers);
+    said.steps += steps.count;
+    said.most_steps = std::max(said.most_steps, steps.count);
+  }
+  writes_ = writes;
+  ledger_->begin_anew();
+  return said;
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare(std::span<const Said> all) {
+  const auto first = std::find_if(all.begin(), all.end(), [](const Said& rank) { return rank.compares; });
+  if (first == all.end()) return;
+  bool same = !first->found_writes && first->parameters_written == 0;
+  for (const Said& rank : all) same = same && (!rank.compares || same_as(rank, *first));
+  if (!same) [[unlikely]]
+    find_difference(all, *first);
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare_now(bool together) {
+  if (communicator_.size() == 1) return;
+  auto own = say();
+  own.together = together;
+  all_.resize(static_cast<std::size_t>(communicator_.size()));
+  communicator_.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                           std::span(reinterpret_cast<std::uint8_t*>(all_.data()), sizeof own * all_.size()), {});
+  compare(all_);
+}
+
+template <Device D, class Communicator>
+auto SameProgram<D, Communicator>::count() const -> Writes {
+  Writes all;
+  for (const auto& named : parameters_) {
+    const auto& storage = named.parameter->storage();
+    const auto* const writes = storage.writes();
+    if (writes == nullptr) continue;
+    if (writes->elsewhere.empty()) storage.look();
+    all.parameters += writes->by_hand();
+    all.found += writes->found();
+    all.forgotten += named.parameter->times_forgotten();
+  }
+  for (const auto& named : buffers_)
+    if (const auto* const writes = named.buffer->storage().writes()) all.buffers += writes->by_hand();
+  return all;
+}
+
+template <Device D, class Communicator>
+bool SameProgram<D, Communicator>::same_as(const Said& a, const Said& b) const {
+  return a.batch == b.batch && a.passes == b.passes && a.steps == b.steps && a.optimizers == b.optimizers &&
+         a.numbers == b.numbers && a.parameters_written == b.parameters_written &&
+         a.buffers_written == b.buffers_written && a.found_writes == b.found_writes && a.forgot == b.forgot &&
+         a.together == b.together;
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::find_difference(std::span<const Said> all, const Said& first) {
+  const auto one = static_cast<std::size_t>(&first - all.data());
+  bool any_wrote = false;
+  for (std::size_t rank = one; rank < all.size(); ++rank) {
+    if (!all[rank].compares) continue;
+    compare_passes(all[rank], rank, first, one);
+    if (alike_.steps) compare_steps(all[rank], rank, first, one);
+    compare_writes(all[rank], rank, first, one);
+    any_wrote = any_wrote || all[rank].parameters_written != 0 || all[rank].found_writes;
+  }
+  if (alike_.contents && any_wrote) compare_contents(all);
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::refuse(const std::string& what) const {
+  fail<UsageError>(policy_, ": ", what,
+                   ". All ranks run one program: what decides otherwise has to be the same on each (net.mean), or "
+                   "net.let_ranks_differ() says that it is wanted");
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t rank, const Said& first,
+                                                  std::size_t one) const {
+  if (said.together != first.together)
+    refuse(cat("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks call, where rank ",
+               said.together ? one : rank, " is in a pass: has it left out a batch, or the rest of the loop?"));
+  const bool further = said.batch > first.batch;
+  if (!said.together && said.batch != 0 && first.batch != 0 && said.batch != first.batch)
+    refuse(cat("rank ", further ? rank : one, " has left out a batch: it is at ",
+               place(further ? said.batch : first.batch), ", and rank ", further ? one : rank, " at ",
+               place(further ? first.batch : said.batch)));
+  if (said.passes != first.passes) {
+    const bool more = said.passes > first.passes;
+    refuse(cat("rank ", more ? rank : one, " has left out a batch: ", std::max(said.passes, first.passes),
+               " forward passes since ranks compared last, and rank ", more ? one : rank, " ",
+               std::min(said.passes, first.passes),
+               " (a forward pass that backward doesn't follow goes under NoGrad)"));
+  }
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare_steps(const Said& said, std::size_t rank, const Said& first,
+                                                 std::size_t one) const {
+  // Of a part of the parameters some optimizers may have none.
+  const bool comparable = alike_.all_parameters || said.optimizers == first.optimizers;
+  const std::int32_t own = comparable ? said.steps : said.most_steps;
+  const std::int32_t other = comparable ? first.steps : first.most_steps;
+  if (own != other)
+    refuse(cat("rank ", own < other ? rank : one, " has left out a step: ", std::min(own, other),
+               " since ranks compared last, and rank ", own < other ? one : rank, " ", std::max(own, other)));
+  if (alike_.zero_grad && said.forgot != first.forgot)
+    refuse(cat("rank ", said.forgot ? rank : one, " has called zero_grad where rank ", said.forgot ? one : rank,
+               " has not"));
+  if (!comparable || said.numbers == first.numbers) return;
+  if (said.lr != first.lr)
+    refuse(cat("rank ", rank, " stepped with lr ", said.lr, " where rank ", one, " had ", first.lr));
+  refuse(
+      cat("rank ", rank, "'s optimizers stepped with other numbers than rank ", one,
+          "'s: the lr of one of several, momentum, betas, weight decay, groups, numbers of earlier steps (state that "
+          "one rank alone has loaded), or another type or order"));
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare_writes(const Said& said, std::size_t rank, const Said& first,
+                                                  std::size_t one) const {
+  const auto wrote = [&](bool own, bool other, const char* what) {
+    if (own != other && !(alike_.rank_0_writes && other))
+      refuse(
+          cat("rank ", own ? rank : one, " has written ", what, " by hand where rank ", own ? one : rank, " has not"));
+  };
+  if (!alike_.contents) wrote(said.parameters_written != 0, first.parameters_written != 0, "parameters");
+  wrote(said.buffers_written != 0, first.buffers_written != 0, "buffers");
+}
+
+template <Device D, class Communicator>
+void SameProgram<D, Communicator>::compare_contents(std::span<const Said> all) {
+  std::vector<std::uint64_t> own;
+  for (const auto& named : parameters_) own.push_back(fingerprint(*named.parameter));
+  std::vector<std::uint64_t> of_all(own.size() * all.size());
+  communicator_.all_gather(std::span<const std::uint64_t>(own), std::span<std::uint64_t>(of_all), {});
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (of_all[rank * own.size() + i] == of_all[i] || !all[rank].compares || !all[0].compares) continue;
+      const auto wrote = [&](std::size_t r) { return all[r].parameters_written != 0 || all[r].found_writes; };
+      if (wrote(rank) && wrote(0))
+        refuse(cat("rank ", rank, " has written other numbers into parameters by hand than rank 0 has ('",
+                   parameters_[i].name, "')"));
+      refuse(cat("rank ", wrote(rank) ? rank : 0, " has written parameters by hand where rank ", wrote(rank) ? 0 : rank,
+                 " has not ('", parameters_[i].name, "')"));
+    }
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_HPP
 
 namespace chorus::ddp {
 
@@ -51541,6 +52028,14 @@ class BatchShares {
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
+  /// Ranks compare their programs, too; `program` has to live as long.
+  void compare(ddp::Program& program) { program_ = &program; }
+  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last; or in any case.
+  void meet() {
+    if (!met_) meet_now();
+  }
+  [[gnu::cold]] void meet_now();
+
   /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
   /// How many samples all ranks have in the pass.
@@ -51555,10 +52050,13 @@ class BatchShares {
   /// `begin` was called for.
   void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
-  /// Backward begins, from losses that are means over these numbers: all ranks call it. Returns what each loss's
-  /// gradient is to be multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean;
-  /// good until the next call.
-  std::span<const double> weigh(std::span<const double> mean_over);
+  /// Backward begins, from a loss that is made of these: all ranks call it. Returns what the gradient of each is to be
+  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's;
+  /// good until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses
+  /// are made of other parts, and for sums that are divided by what can't be of the whole batch.
+  std::span<const double> weigh(std::span<const LossShare> losses, bool refused = false);
+  /// Whether all parts of all ranks counted by their ranks' weights.
+  bool counted_alike() const { return alike_; }
   /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
   /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
   double weight();
@@ -51582,18 +52080,16 @@ class BatchShares {
   ddp::ForwardPass active_pass();
 
  private:
-  enum class Kind : std::uint8_t { recorded, aside, joined };
+  enum class Kind : std::uint8_t { recorded, aside, joined, meeting };
   struct Message {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
     bool at_backward = false;  // else it is said earlier, and will be said again
-    std::int32_t losses = 0;   // more of them than there is room for are told in a message of their own
-    std::array<double, 4> mean_over{};
+    std::int32_t numbers = 0;  // of losses; more of them than there is room for are told in a message of their own
+    std::array<double, 4> losses{};
+    ddp::Said said = {};
   };
-  struct Loss {
-    std::vector<double> of_rank;  // what each rank's is a mean over
-    double sum = 0;
-  };
+  static constexpr std::int32_t has_refused = -1;
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
       "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
@@ -51606,6 +52102,7 @@ class BatchShares {
   void begin_anew() { aside_ = known_ = decided_ = false; }
   void ask();
   void exchange();
+  void compare_programs();
   [[gnu::cold]] std::int64_t ask_aside();
   // An error of the communicator says what ranks were about.
   template <class T>
@@ -51628,18 +52125,26 @@ class BatchShares {
   double weight_by_samples() const;
   // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
   // their samples, and each loss's gradient is scaled to count by its own share.
-  void decide(std::span<const double> own);
-  // Fills `losses_`; with none where ranks have different numbers of losses: they are not the same ones.
-  void gather_losses(std::span<const double> own);
+  void decide(std::size_t losses);
+  // Fills `losses_`.
+  void gather_losses();
+  [[gnu::cold]] void gather_numbers();
 
   Communicator& communicator_;
+  ddp::Program* program_ = nullptr;
+  std::vector<ddp::Said> said_;
+  bool met_ = true;
   Message own_, own_aside_;
   std::vector<Message> all_, all_aside_;
-  std::vector<Loss> losses_;  // of the last `weigh`
+  std::vector<double> own_losses_, all_losses_;  // of the last `weigh`
+  std::vector<LossShare> shares_;
+  std::vector<WholeLoss> losses_;
+  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
   std::vector<double> scales_;
   bool as_they_are_ = false;
   bool known_ = true;     // what ranks say of this pass
   bool decided_ = false;  // their weights
+  bool alike_ = true;
   double weight_ = 1;
   bool changed_ = false, aside_ = false;
   std::int64_t first_aside_ = 0;
@@ -51688,16 +52193,23 @@ void BatchShares<Communicator>::begin_aside(const ddp::ForwardPass& pass, bool m
 }
 
 template <class Communicator>
-std::span<const double> BatchShares<Communicator>::weigh(std::span<const double> mean_over) {
-  own_.losses = static_cast<std::int32_t>(mean_over.size());
-  std::copy_n(mean_over.begin(), std::min(mean_over.size(), own_.mean_over.size()), own_.mean_over.begin());
+std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossShare> losses, bool refused) {
+  own_losses_.clear();
+  for (const LossShare& loss : losses)
+    for (const double number : loss.numbers()) own_losses_.push_back(number);
+  own_.numbers = refused ? has_refused : static_cast<std::int32_t>(own_losses_.size());
+  std::copy_n(own_losses_.begin(), std::min(own_losses_.size(), own_.losses.size()), own_.losses.begin());
   own_.at_backward = true;
   do exchange();
   while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
+  if (refused) return {};
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank, " refuses its loss, which is not of the same ",
+                      "operations as this rank's");
   if (as_they_are_)
-    scales_.assign(mean_over.size(), 1);
+    scales_.assign(losses.size(), 1);
   else
-    decide(mean_over);
+    decide(losses.size());
   return scales_;
 }
 
@@ -51770,13 +52282,46 @@ void BatchShares<Communicator>::ask() {
 template <class Communicator>
 void BatchShares<Communicator>::exchange() {
   known_ = true;
+  met_ = false;
+  if (program_ != nullptr && communicator_.size() > 1) own_.said = program_->say();
   gather(own_, all_, of_recorded);
+  compare_programs();
   for (std::size_t rank = 0; rank < all_.size(); ++rank) {
     check<UsageError>(all_[rank].kind != Kind::aside, "rank ", communicator_.rank(),
                       " runs a forward pass that records gradients, rank ", rank, " one without");
     changed_ = changed_ || all_[rank].pass.changed;
   }
   own_.pass.changed = false;
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::compare_programs() {
+  if (program_ == nullptr || communicator_.size() == 1) return;
+  said_.clear();
+  for (const Message& rank : all_) {
+    said_.push_back(rank.said);
+    said_.back().together = rank.kind == Kind::meeting;
+    said_.back().compares = rank.said.compares && (rank.kind == Kind::recorded || rank.kind == Kind::meeting);
+  }
+  program_->compare(said_);
+  if (own_.kind != Kind::recorded) return;
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)
+    check<UsageError>(all_[rank].kind != Kind::recorded || all_[rank].pass.sync == own_.pass.sync, "rank ",
+                      own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(), " is in no_sync where rank ",
+                      own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
+                      " averages gradients: expected as many passes under no_sync on all ranks");
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::meet_now() {
+  const Message pass = std::exchange(own_, {.kind = Kind::meeting});
+  const bool known = known_;
+  auto all = all_;
+  exchange();
+  met_ = true;
+  all_ = std::move(all);
+  own_ = pass;
+  known_ = known;
 }
 
 template <class Communicator>
@@ -51811,54 +52356,86 @@ double BatchShares<Communicator>::weight_by_samples() const {
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::decide(std::span<const double> own) {
-  decided_ = true;
+void BatchShares<Communicator>::decide(std::size_t losses) {
+  decided_ = alike_ = true;
   weight_ = weight_by_samples();
-  scales_.assign(own.size(), 1);
-  gather_losses(own);
+  scales_.assign(losses, 1);
+  gather_losses();
   const auto me = static_cast<std::size_t>(communicator_.rank());
-  const Loss* first = nullptr;
-  bool alike = true;
-  for (const Loss& loss : losses_) {
+  const WholeLoss* first = nullptr;
+  for (const WholeLoss& loss : losses_) {
     if (loss.sum == 0) continue;  // it is 0, whatever its share
-    if (first == nullptr) {
-      first = &loss;
-      continue;
-    }
+    if (first == nullptr) first = &loss;
+    alike_ = alike_ && (!loss.is_sum || all_.size() == 1);
     for (std::size_t rank = 0; rank < all_.size(); ++rank)
-      alike = alike && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
+      alike_ = alike_ && loss.of_rank[rank] * first->sum == first->of_rank[rank] * loss.sum;
   }
   if (first == nullptr) return;
-  if (alike) {
+  if (alike_) {
     weight_ = first->of_rank[me] / first->sum;
     return;
   }
   for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
-    for (const Loss& loss : losses_)
-      if (all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0) weight_ = 1.0 / static_cast<double>(all_.size());
-  for (std::size_t i = 0; i < scales_.size(); ++i)
-    if (const double share = losses_[i].of_rank[me]; share > 0) scales_[i] = share / losses_[i].sum / weight_;
+    for (const WholeLoss& loss : losses_)
+      if (!loss.is_sum && all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0)
+        weight_ = 1.0 / static_cast<double>(all_.size());
+  if (weight_ == 0) return;
+  for (std::size_t i = 0; i < losses_.size(); ++i)
+    if (const double share = losses_[i].share(me); share > 0) scales_[i] = share / weight_;
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::gather_losses(std::span<const double> own) {
-  std::int32_t count = -1;
-  bool same = true;
-  for (const Message& rank : all_) {
-    if (rank.kind == Kind::joined) continue;
-    same = same && (count < 0 || rank.losses == count);
-    count = rank.losses;
+void BatchShares<Communicator>::gather_numbers() {
+  if (communicator_.size() == 1) {
+    all_losses_ = own_losses_;
+    return;
   }
-  losses_.resize(same && count > 0 ? static_cast<std::size_t>(count) : 0);
-  for (std::size_t i = 0; i < losses_.size(); ++i) {
-    Loss& loss = losses_[i];
-    loss.of_rank.resize(all_.size());
-    if (i >= own_.mean_over.size())
-      gather(i < own.size() ? own[i] : 0.0, loss.of_rank, of_recorded);
-    else
-      for (std::size_t rank = 0; rank < all_.size(); ++rank) loss.of_rank[rank] = all_[rank].mean_over[i];
-    loss.sum = std::accumulate(loss.of_rank.begin(), loss.of_rank.end(), 0.0);
+  communicator_.all_gather(std::span<const double>(own_losses_), std::span<double>(all_losses_), {});
+}
+
+template <class Communicator>
+void BatchShares<Communicator>::gather_losses() {
+  const std::size_t ranks = all_.size();
+  std::size_t first = ranks;  // of those that have a loss
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (all_[rank].kind == Kind::joined) continue;
+    if (first == ranks) first = rank;
+    check<UsageError>(all_[rank].numbers == all_[first].numbers, "backward: the losses of rank ", first, " and rank ",
+                      rank, " are not made of the same means and sums over the batch: expected the same operations on ",
+                      "all ranks, also of a share in which nothing counts");
   }
+  const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
+  const bool apart = count > own_.losses.size();
+  if (apart) {
+    own_losses_.resize(count);  // a rank that has ended has none
+    all_losses_.resize(count * ranks);
+    gather_numbers();
+  }
+  std::size_t made = 0;
+  for (std::size_t at = 0; at < count; ++made) {
+    const auto of = [&](std::size_t rank) {
+      const std::span<const double> numbers =
+          apart ? std::span<const double>(all_losses_).subspan(rank * count, count) : all_[rank].losses;
+      return LossShare::first_of(numbers.subspan(at));
+    };
+    const LossShare example = of(first);
+    if (made == losses_.size()) losses_.emplace_back();
+    shares_.clear();
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      shares_.push_back(all_[rank].kind == Kind::joined ? LossShare::none() : of(rank));
+    losses_[made].add_up(shares_, "rank");
+    if (example.has_divisor()) {
+      if (counted_.size() <= made) counted_.resize(made + 1);
+      for (const LossShare& share : shares_)
+        if (!share.is_none()) counted_[made] += share.counted();
+      const double counted = counted_[made];
+      if (own_.pass.sync || counted > example.divisor() * (1 + 1e-9)) counted_[made] = 0;
+      check<UsageError>(counted <= example.divisor() * (1 + 1e-9), "mean_over is ", example.divisor(), ", and ",
+                        counted, " have counted on all ranks", one_divisor);
+    }
+    at += example.numbers().size();
+  }
+  losses_.resize(made);
 }
 
 }  // namespace chorus::detail
@@ -51873,9 +52450,9 @@ void BatchShares<Communicator>::gather_losses(std::span<const double> own) {
 /// Gradient buckets: ranges of the flat gradients that are averaged while backward still fills the next ones
 /// (Li et al., "PyTorch Distributed", VLDB 2020).
 
-// <chorus/parallel/hooks/hook.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
+// <chorus/parallel/ddp/hook.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_HPP
 /// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
 /// given, and all that it may have.
 
@@ -51978,7 +52555,7 @@ struct HookTraits {
 
 }  // namespace ddp
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HOOK_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_HPP
 
 namespace chorus::ddp {
 
@@ -52093,33 +52670,22 @@ struct BucketOptions {
   double first_bucket_cap_mb = 1;
   /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
   double bucket_cap_mb = 25;
-  /// The same one by one, in the order in which buckets leave; the last one holds for all that follow. Empty: as above.
-  std::vector<double> bucket_cap_mb_list = {};
 
-  double cap_mb(std::size_t bucket) const {
-    if (!bucket_cap_mb_list.empty()) return bucket_cap_mb_list[std::min(bucket, bucket_cap_mb_list.size() - 1)];
-    return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb;
-  }
+  double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
 };
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They hold from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
-  std::vector<double> bucket_cap_mb_list = {};
   /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
   /// as the first input with such an axis.
   int dim = 0;
-  /// Send rank 0's buffers to all ranks before each forward pass in training.
+  /// Send rank 0's buffers to all ranks before each forward pass in training, and in `eval()`.
   bool broadcast_buffers = true;
   /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
   /// step.
   bool find_unused_parameters = false;
-  /// With find_unused_parameters: a gradient that no rank had in one pass is left out of the next pass's buckets. Ranks
-  /// need not use the same parameters (PyTorch's have to): where one uses such a parameter again, its gradient is sent
-  /// after the others, once more all ranks know it. For models whose unused parameters change rarely: whenever they
-  /// do, buckets are made anew.
-  bool skip_all_reduce_unused_params = false;
   /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
   /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
   /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
@@ -52128,10 +52694,6 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
-  /// Names of parameters whose gradients are sent after all others, in buckets of their own, each as soon as it is
-  /// full. PyTorch's `param_to_hook_all_reduce`, the parameter whose gradient starts the sending of what is there by
-  /// then, has no counterpart: the buckets know when they are full.
-  std::vector<std::string> delay_all_reduce_named_params = {};
   NonFinite non_finite = NonFinite::propagate;
   /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
   /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
@@ -52140,7 +52702,7 @@ struct DistributedDataParallelOptions {
   template <Device D>
   BucketOptions buckets() const {
     return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
-            bucket_cap_mb.value_or(default_bucket_cap_mb<D>), bucket_cap_mb_list};
+            bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
 
   /// Whether that parameter or buffer is each rank's own.
@@ -52157,11 +52719,6 @@ struct DistributedDataParallelOptions {
     };
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
-    for (const double cap : bucket_cap_mb_list) check_cap(cap);
-    check<UsageError>(
-        !skip_all_reduce_unused_params || find_unused_parameters,
-        "DistributedDataParallel: skip_all_reduce_unused_params goes with find_unused_parameters: without, "
-        "every parameter has a gradient");
     const auto lists = [](const auto& all, const std::string& wanted) {
       return std::any_of(all.begin(), all.end(), [&](const auto& named) { return named.name == wanted; });
     };
@@ -52171,9 +52728,6 @@ struct DistributedDataParallelOptions {
       check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
                         "DistributedDataParallel: the model has no parameter or buffer '", wanted,
                         "', which parameters_and_buffers_to_ignore names");
-    for (const auto& wanted : delay_all_reduce_named_params)
-      check<UsageError>(lists(parameters, wanted), "DistributedDataParallel: the model has no parameter '", wanted,
-                        "', which delay_all_reduce_named_params names");
     return *this;
   }
 
@@ -52182,14 +52736,10 @@ struct DistributedDataParallelOptions {
   [[gnu::cold]] std::string describe() const {
     const auto caps = buckets<D>();
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
-    for (const double cap : caps.bucket_cap_mb_list) text += cat(" ", cap);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
-                find_unused_parameters, ", skip_all_reduce_unused_params ", skip_all_reduce_unused_params,
-                ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite), ", canonical_shares ",
-                canonical_shares, ", ignored");
+                find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
+                ", canonical_shares ", canonical_shares, ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
-    text += ", delayed";
-    for (const auto& name : delay_all_reduce_named_params) text += cat(" ", name);
     return text + "\n";
   }
 };
@@ -52202,15 +52752,11 @@ enum class BufferCommHookLocation { pre_forward, post_forward };
 
 namespace chorus::ddp {
 
-/// Whether a gradient is sent, and when.
-enum class Sending : std::uint8_t { no, early, late };
-
-/// Cuts the gradients that are sent into buckets, in the order of the flat buffers; the late ones follow all others.
-/// `begins`, by entry: whether a bucket begins there, rather than by size; empty where sizes say it.
+/// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
+/// whether a bucket begins there, rather than by size; empty where sizes say it.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const Sending> sending,
-                                                   std::span<const char> begins = {}) {
+                                                   std::span<const char> sends, std::span<const char> begins = {}) {
   constexpr double mib = 1024 * 1024;
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
@@ -52221,23 +52767,21 @@ template <Device D>
     }
     bucket = {};
   };
-  for (const auto when : {Sending::early, Sending::late}) {
-    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-      if (sending[i] != when) continue;
-      const auto& entry = flat.entries()[i];
-      auto& bucket = open[entry.group];
-      const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-      const bool full =
-          begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
-      const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
-      if (full || gap) close(bucket);
-      if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
-      bucket.parameters.push_back(i);
-      bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents(), entry.named.name});
-      bucket.count += entry.count;
-    }
-    for (auto& bucket : open) close(bucket);
+  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+    if (!sends[i]) continue;
+    const auto& entry = flat.entries()[i];
+    auto& bucket = open[entry.group];
+    const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
+    const bool full =
+        begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
+    const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
+    if (full || gap) close(bucket);
+    if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
+    bucket.parameters.push_back(i);
+    bucket.parts.push_back({entry.begin - bucket.begin, entry.parameter().extents_here(), entry.named.name});
+    bucket.count += entry.count;
   }
+  for (auto& bucket : open) close(bucket);
   return buckets;
 }
 
@@ -52255,8 +52799,8 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
   virtual ~Extension() = default;
 
-  /// Gradients are cut into buckets: by entry, when each is sent.
-  virtual void choose(std::span<Sending>) {}
+  /// Gradients are cut into buckets: by entry, whether each is sent.
+  virtual void choose(std::span<char>) {}
   virtual void buckets_will_change() {}
   virtual void buckets_changed() {}
 
@@ -52334,7 +52878,7 @@ class Core {
   /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
   void fill(std::size_t i) const {
     auto& p = parameter(i);
-    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_data(), p.size_bytes());
+    if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
   }
   /// The start of a message to the user.
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }
@@ -52351,13 +52895,12 @@ class Core {
       if (is_shared(i)) common = i + 1;
     return common;
   }
-  /// By entry: when its gradient is sent, as things are now.
-  std::span<const Sending> sending() {
-    sending_.assign(entries(), Sending::no);
-    for (std::size_t i = 0; i < sending_.size(); ++i)
-      if (parameter(i).wants_grad()) sending_[i] = Sending::early;
-    tell(&Extension<D>::choose, std::span(sending_));
-    return sending_;
+  /// By entry: whether its gradient is sent, as things are now.
+  std::span<const char> chosen() {
+    chosen_.resize(entries());
+    for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
+    tell(&Extension<D>::choose, std::span(chosen_));
+    return chosen_;
   }
   /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
   [[gnu::cold]] std::string fill_missing() const {
@@ -52434,12 +52977,12 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), sending(), begins_bucket), entries());
+    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), chosen(), begins_bucket), entries());
     tell(&Extension<D>::buckets_changed);
   }
 
   std::vector<std::size_t> entry_of_, number_of_;
-  std::vector<Sending> sending_;
+  std::vector<char> chosen_;
   std::vector<std::unique_ptr<Extension<D>>> extensions_;
 };
 
@@ -52496,6 +53039,44 @@ class Accumulation final : public Extension<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
 
+// <chorus/parallel/ddp/all_reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ALL_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ALL_REDUCE_HPP
+/// The default communication hook, the all-reduce, and one that sends nothing.
+
+namespace chorus {
+
+/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
+struct AllReduce {
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
+    if (communicator.size() == 1) return {};
+    const comm::CollectiveOptions options{
+        .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+    // On the CPU this thread does the work itself, rather than wake another one.
+    if (std::is_same_v<D, Cpu> && bucket.last) {
+      communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
+      return {};
+    }
+    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options);
+  }
+};
+
+/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
+/// parameters instead.
+struct NoCommunication {
+  static constexpr bool own_gradients = true;
+  static constexpr bool averages() { return false; }
+
+  template <class T, Device D, class Communicator>
+  comm::Work start(const GradBucket<T, D>&, Communicator&) {
+    return {};
+  }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ALL_REDUCE_HPP
+
 // <chorus/parallel/ddp/buffer_sharing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
@@ -52503,13 +53084,14 @@ class Accumulation final : public Extension<D> {
 
 namespace chorus::ddp {
 
-/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
-/// rank 0's buffers, or call the user's function, then or after the pass.
+/// Before each forward pass that will average gradients, of a model of which a layer is in training, and before they
+/// evaluate, all ranks take rank 0's buffers, or call the user's function, then or after the pass.
 template <Device D, class Communicator>
 class BufferSharing final : public Extension<D> {
  public:
   using Share = std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)>;
-  /// What the policy has: whether a layer is in training, whether within `join`, a broadcast from a rank.
+  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within
+  /// `join`, a broadcast from a rank.
   struct Policy {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
@@ -52524,6 +53106,16 @@ class BufferSharing final : public Extension<D> {
     share_ = std::move(share);
     location_ = location;
   }
+
+  /// Passes in training have changed buffers, and ranks are about to evaluate.
+  void share_now() {
+    if (share_) {
+      if (!calls_hook_ || location_ == BufferCommHookLocation::pre_forward) share_(policy_.buffers(), core_.ranks);
+    } else if (core_.options.broadcast_buffers) {
+      policy_.broadcast(0);
+    }
+  }
+  bool shares() const { return share_ || core_.options.broadcast_buffers; }
 
   void forward_begins(ForwardPass& pass) override {
     const bool shares = core_.sync && policy_.trains();
@@ -52694,55 +53286,6 @@ void CanonicalSums<D, Communicator>::share_out() {
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
-
-// <chorus/parallel/ddp/chosen_parameters.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
-/// Options `parameters_and_buffers_to_ignore` and `delay_all_reduce_named_params`.
-
-namespace chorus::ddp {
-
-/// Some gradients are each rank's own; others leave late. What is not sent lies at the end of the flat buffers, for
-/// there ranks may have parameters of their own, of any size.
-template <Device D, class Communicator>
-class ChosenParameters final : public Extension<D> {
- public:
-  static bool wanted(const DistributedDataParallelOptions& options) {
-    return !options.parameters_and_buffers_to_ignore.empty() || !options.delay_all_reduce_named_params.empty();
-  }
-
-  /// The first extension: numbers are given out in the order that it makes.
-  [[gnu::cold]] explicit ChosenParameters(Core<D, Communicator>& core) : core_(core) {
-    const auto& late = core.options.delay_all_reduce_named_params;
-    const auto place = [&](std::size_t i) {
-      if (core.options.ignores(core.name(i))) return 3;
-      if (!core.parameter(i).wants_grad()) return 2;
-      return std::find(late.begin(), late.end(), core.name(i)) != late.end() ? 1 : 0;
-    };
-    std::vector<std::size_t> order;
-    for (const int wanted : {0, 1, 2, 3})
-      for (std::size_t i = 0; i < core.entries(); ++i)
-        if (place(i) == wanted) order.push_back(i);
-    core.flat.reorder(order);
-    for (std::size_t i = 0; i < core.entries(); ++i) {
-      if (core.options.ignores(core.name(i))) ignored_.push_back(i);
-      if (std::find(late.begin(), late.end(), core.name(i)) != late.end()) late_.push_back(i);
-    }
-  }
-
-  void choose(std::span<Sending> sending) override {
-    for (const std::size_t number : late_)
-      if (auto& when = sending[core_.entry_of(number)]; when == Sending::early) when = Sending::late;
-    for (const std::size_t number : ignored_) sending[core_.entry_of(number)] = Sending::no;
-  }
-
- private:
-  Core<D, Communicator>& core_;
-  std::vector<std::size_t> ignored_, late_;  // numbers
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CHOSEN_PARAMETERS_HPP
 
 // <chorus/parallel/ddp/clock.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
@@ -53020,9 +53563,9 @@ class FrozenParameters final : public Extension<D> {
 
   /// Whether buckets had to be cut anew.
   bool fit_buckets() {
-    const auto sending = core_.sending();
+    const auto chosen = core_.chosen();
     bool fit = true;
-    for (std::size_t i = 0; i < sending.size(); ++i) fit = fit && (sending[i] != Sending::no) == core_.buckets.sends(i);
+    for (std::size_t i = 0; i < chosen.size(); ++i) fit = fit && (chosen[i] != 0) == core_.buckets.sends(i);
     if (!fit) core_.cut_buckets();
     return !fit;
   }
@@ -53256,6 +53799,45 @@ class HookMemory final : public ParameterMemory<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
 
+// <chorus/parallel/ddp/ignored_parameters.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
+/// Option `parameters_and_buffers_to_ignore`.
+
+namespace chorus::ddp {
+
+/// Some gradients are each rank's own. What is not sent lies at the end of the flat buffers, for there ranks may have
+/// parameters of their own, of any size.
+template <Device D, class Communicator>
+class IgnoredParameters final : public Extension<D> {
+ public:
+  /// The first extension: numbers are given out in the order that it makes.
+  [[gnu::cold]] explicit IgnoredParameters(Core<D, Communicator>& core) : core_(core) {
+    const auto place = [&](std::size_t i) {
+      if (core.options.ignores(core.name(i))) return 2;
+      return core.parameter(i).wants_grad() ? 0 : 1;
+    };
+    std::vector<std::size_t> order;
+    for (const int wanted : {0, 1, 2})
+      for (std::size_t i = 0; i < core.entries(); ++i)
+        if (place(i) == wanted) order.push_back(i);
+    core.flat.reorder(order);
+    for (std::size_t i = 0; i < core.entries(); ++i)
+      if (core.options.ignores(core.name(i))) ignored_.push_back(i);
+  }
+
+  void choose(std::span<char> sends) override {
+    for (const std::size_t number : ignored_) sends[core_.entry_of(number)] = false;
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  std::vector<std::size_t> ignored_;  // numbers
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
+
 // <chorus/parallel/ddp/learned_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
@@ -53295,14 +53877,12 @@ class LearnedOrder final : public Extension<D> {
   [[gnu::cold]] std::vector<std::size_t> agree() {
     std::vector<std::int64_t> order;
     std::vector<char> placed(core_.entries());
-    const auto sending = core_.sending();
-    for (const Sending when : {Sending::early, Sending::late}) {
-      const auto add = [&](std::size_t i) {
-        if (sending[i] == when && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
-      };
-      for (const std::size_t i : last_arrivals()) add(i);
-      for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    }
+    const auto chosen = core_.chosen();
+    const auto add = [&](std::size_t i) {
+      if (chosen[i] && std::exchange(placed[i], 1) == 0) order.push_back(static_cast<std::int64_t>(i));
+    };
+    for (const std::size_t i : last_arrivals()) add(i);
+    for (std::size_t i = 0; i < placed.size(); ++i) add(i);
     // Of rank 0 as long as that has batches.
     if (core_.ranks.size() > 1) core_.ranks.broadcast(std::span(order), std::max(0, core_.shares.first_active()), {});
     std::vector<std::size_t> entries(order.begin(), order.end());
@@ -53369,7 +53949,7 @@ class NonFiniteGradients final : public Extension<D> {
     for (const std::size_t i : bucket.parameters) {
       const auto& p = core_.parameter(i);
       bool bad = false;
-      with_type(p.dtype(), p.grad_data(),
+      with_type(p.dtype(), p.grad_place(),
                 [&](const auto* grad) { bad = !std::isfinite(kernels::square_sum(p.where(), p.count(), grad)); });
       if (bad) return i;
     }
@@ -53431,111 +54011,6 @@ class ParameterAveraging final : public Extension<D> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
 /// Hooks after which each rank has the averages of its own part of each bucket alone.
 
-// <chorus/parallel/ddp/shared_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-/// Gradients that every rank reads where another one has computed them, so that a step averages them on its way.
-
-namespace chorus::detail {
-
-/// The flat gradients of all ranks, on CPUs of one machine, and what each rank's count in the average.
-class SharedGradients {
- public:
-  /// Memory for a group of flat gradients that all ranks reach; null, on all ranks, where they can't. A collective.
-  template <class Communicator>
-  [[gnu::cold]] std::shared_ptr<void> allocate(Communicator& communicator, std::size_t bytes) {
-    std::erase_if(blocks_, [](const Block& block) { return block.memory.expired(); });
-    rank_ = static_cast<std::size_t>(communicator.rank());
-    const auto ranks = std::make_shared<Ranks>(comm::allocate_shared(communicator, bytes));
-    if (ranks->empty()) return nullptr;
-    blocks_.push_back({ranks, (*ranks)[rank_].get(), bytes});
-    return {ranks, blocks_.back().own};
-  }
-  /// Whether others reach this rank's gradient there.
-  bool reached(const void* own, std::size_t bytes) const { return find(own, bytes) != nullptr; }
-
-  /// Tells all ranks what this rank's gradients count. After it all have computed theirs. A collective.
-  template <class Communicator>
-  void tell_weight(Communicator& communicator, double weight) {
-    weights_.resize(static_cast<std::size_t>(communicator.size()));
-    communicator.all_gather(std::span<const double>(&weight, 1), std::span(weights_), {});
-  }
-  /// What the averages of all ranks' numbers are the sum of, where `bytes` of this rank's lie at `own`. The order is
-  /// the ring's, which begins after this rank: so not all of them read the same at once.
-  std::vector<kernels::GradientTerm> terms(const void* own, std::size_t bytes) const {
-    const Block& block = *find(own, bytes);
-    const auto ranks = block.memory.lock();
-    const auto offset = static_cast<const std::byte*>(own) - block.own;
-    std::vector<kernels::GradientTerm> all;
-    for (std::size_t step = 1; step <= ranks->size(); ++step) {
-      const auto rank = (rank_ + step) % ranks->size();
-      all.push_back({(*ranks)[rank].get() + offset, weights_[rank]});
-      if (rank != rank_)  // as others read as many of this rank's
-        trace::sent(static_cast<int>(rank_), static_cast<int>(rank), trace::Traffic::gradients, bytes);
-    }
-    return all;
-  }
-
- private:
-  using Ranks = std::vector<std::shared_ptr<std::byte>>;
-  struct Block {
-    std::weak_ptr<const Ranks> memory;
-    std::byte* own;
-    std::size_t bytes;
-  };
-  const Block* find(const void* own, std::size_t bytes) const {
-    const auto* const begin = static_cast<const std::byte*>(own);
-    for (const Block& block : blocks_)
-      if (!block.memory.expired() && begin >= block.own && begin + bytes <= block.own + block.bytes) return &block;
-    return nullptr;
-  }
-
-  std::vector<Block> blocks_;
-  std::vector<double> weights_;  // by rank
-  std::size_t rank_ = 0;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHARED_GRADIENTS_HPP
-
-// <chorus/parallel/hooks/all_reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-/// The default communication hook, the all-reduce, and one that sends nothing.
-
-namespace chorus {
-
-/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
-struct AllReduce {
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    if (communicator.size() == 1) return {};
-    const comm::CollectiveOptions options{
-        .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-    // On the CPU this thread does the work itself, rather than wake another one.
-    if (std::is_same_v<D, Cpu> && bucket.last) {
-      communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
-      return {};
-    }
-    return communicator.all_reduce_async(bucket.gradients, comm::ReduceOp::sum, options);
-  }
-};
-
-/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
-/// parameters instead.
-struct NoCommunication {
-  static constexpr bool own_gradients = true;
-  static constexpr bool averages() { return false; }
-
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>&, Communicator&) {
-    return {};
-  }
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_ALL_REDUCE_HPP
-
 namespace chorus::ddp {
 
 /// Elements [begin, end).
@@ -53549,9 +54024,8 @@ constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t rank
   return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
 }
 
-/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough;
-/// nothing, for other ranks reach them, and the optimizer averages as it steps.
-enum class Averaging { by_hook, whole, by_optimizer };
+/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
+enum class Averaging { by_hook, whole };
 
 template <Device D, class Hook, class Communicator>
 requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
@@ -53559,10 +54033,9 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   Averaging averaging = Averaging::by_hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    bucket.work = {};
     as_hooks_see(core, bucket, [&](const auto& view) {
-      if (averaging == Averaging::whole) bucket.work = AllReduce{}.start(view, core.ranks);
-      if (averaging == Averaging::by_hook) bucket.work = hook.start(view, core.ranks);
+      bucket.work =
+          averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
     });
   }
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
@@ -53571,19 +54044,13 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   }
 };
 
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, so that nobody takes the rest,
-/// which is this rank's own, for an average. An optimizer that knows which part is its own sees them for a while.
-/// Where ranks reach each other's gradients, averages may be left to that optimizer's step: until then they are not
-/// averaged.
+/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
+/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
+/// own sees them for a while.
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
-  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {
-    check<UsageError>(
-        !core.options.skip_all_reduce_unused_params,
-        "DistributedDataParallel: skip_all_reduce_unused_params makes buckets anew after a backward pass, "
-        "and this hook leaves each rank a part of each bucket");
-  }
+  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {}
 
   void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
   void gradient_arrived(std::size_t) override {
@@ -53591,53 +54058,18 @@ class GradientParts final : public Extension<D> {
   }
   void backward_begins() override {
     refuse_if_waiting("no other backward pass can begin");
-    averaging_ = Averaging::by_hook;
     const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
-    // A policy for numbers that are not finite judges averages, after this pass.
-    const bool judged = core_.options.non_finite != NonFinite::propagate;
-    if (order != nullptr && !order->learned())
-      averaging_ = Averaging::whole;  // after this pass gradients change their places
-    else if (!judged && all_reached())
-      averaging_ = Averaging::by_optimizer;
+    const bool places_change = order != nullptr && !order->learned();  // after this pass
+    averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
   }
   // Hides them.
   void pass_ended() override {
-    waits_for_average_ = averaging_ == Averaging::by_optimizer;
-    weight_ = core_.weight;
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
     set_arrived(false);
     waits_for_step_ = true;
   }
 
-  /// Where ranks reach each other's.
-  detail::SharedGradients& shared() { return shared_; }
-  /// Whether nothing has been averaged so far.
-  bool waits_for_average() const { return waits_for_average_; }
-  /// All ranks tell each other what their gradients, which wait for the average, count. Throws UsageError where they
-  /// are no longer reached.
-  void tell_weight() {
-    check<UsageError>(all_reached(),
-                      "ShardedOptimizer: the last gradients were to be averaged by the step of an optimizer that has "
-                      "parameters in common, which is gone");
-    shared_.tell_weight(core_.ranks, weight_);
-  }
-  /// Has each rank average its part of each bucket now, if that has been left to the optimizer. All ranks call it.
-  void average() {
-    if (!waits_for_average_) return;
-    tell_weight();
-    for (const Bucket& bucket : core_.buckets.all()) {
-      const auto part = part_of(bucket.count, static_cast<std::size_t>(core_.ranks.rank()),
-                                static_cast<std::size_t>(core_.ranks.size()));
-      with_type(core_.dtype(bucket), core_.gradients(bucket), [&]<class T>(T* gradients) {
-        T* const own = gradients + part.begin;
-        const auto count = part.end - part.begin;
-        kernels::add_up(Cpu{}, static_cast<Index>(count), own, {own, shared_.terms(own, count * sizeof(T))});
-      });
-    }
-    waits_for_average_ = false;
-    core_.ranks.barrier();  // others read this rank's until then
-  }
   /// Calls `f` while the parameters have their gradients.
   void show(const std::function<void()>& f) {
     const struct Scope {
@@ -53649,8 +54081,9 @@ class GradientParts final : public Extension<D> {
   }
   /// They have been used.
   void forget() {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
     hidden_.clear();
-    waits_for_step_ = waits_for_average_ = false;
+    waits_for_step_ = false;
   }
 
  private:
@@ -53660,22 +54093,17 @@ class GradientParts final : public Extension<D> {
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
                       "or forgotten them (zero_grad); several passes for one step belong under no_sync");
   }
-  bool all_reached() const {
-    const auto& buckets = core_.buckets.all();
-    return std::all_of(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
-      return shared_.reached(core_.gradients(bucket), core_.bytes(bucket));
-    });
-  }
   void set_arrived(bool arrived) {
-    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_arrived(arrived);
+    for (const std::size_t i : hidden_) {
+      core_.parameter(i).set_grad_arrived(arrived);
+      core_.parameter(i).set_grad_in_parts(!arrived);
+    }
   }
 
   Core<D, Communicator>& core_;
   Averaging& averaging_;
-  detail::SharedGradients shared_;
   std::vector<std::size_t> hidden_;  // entries
-  bool waits_for_step_ = false, waits_for_average_ = false;
-  double weight_ = 1;
+  bool waits_for_step_ = false;
 };
 
 }  // namespace chorus::ddp
@@ -53828,9 +54256,9 @@ class StaticGraph final : public Extension<D> {
  public:
   explicit StaticGraph(Core<D, Communicator>& core) : core_(core) {}
 
-  void choose(std::span<Sending> sending) override {
-    for (std::size_t i = 0; i < sending.size() && known(); ++i)
-      if (!uses(i).anywhere) sending[i] = Sending::no;
+  void choose(std::span<char> sends) override {
+    for (std::size_t i = 0; i < sends.size() && known(); ++i)
+      if (!uses(i).anywhere) sends[i] = false;
   }
   void buckets_changed() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) core_.buckets.expect(i, known() ? uses(i).here : Buckets::any);
@@ -54061,29 +54489,8 @@ class UnusedParameters final : public Extension<D> {
   }
   void averaged() override {
     agree();
-    if (core_.options.skip_all_reduce_unused_params) send_what_rested();
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.is_shared(i)) core_.parameter(i).set_grad_arrived(came_[i] != 0);
-    if (core_.options.skip_all_reduce_unused_params) rest(came_);
-  }
-
-  // Option `skip_all_reduce_unused_params`: what came on no rank rests, out of the buckets, until it comes on one.
-
-  void choose(std::span<Sending> sending) override {
-    for (const std::size_t number : resting_) sending[core_.entry_of(number)] = Sending::no;
-  }
-  bool rests(std::size_t i) const {
-    return std::find(resting_.begin(), resting_.end(), core_.number_of(i)) != resting_.end();
-  }
-  /// From now on exactly those gradients rest that are shared and, by entry, did not come.
-  [[gnu::cold]] void rest(std::span<const char> came) {
-    std::vector<std::size_t> resting;
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.is_shared(i) && came[i] == 0) resting.push_back(core_.number_of(i));
-    std::sort(resting.begin(), resting.end());
-    if (resting == resting_) return;
-    resting_ = std::move(resting);
-    core_.cut_buckets();
   }
 
  private:
@@ -54112,25 +54519,9 @@ class UnusedParameters final : public Extension<D> {
         " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
         "If later passes leave parameters out, it is needed."));
   }
-  // What rested, and came on a rank after all, is averaged now.
-  [[gnu::cold]] void send_what_rested() {
-    std::vector<std::size_t> all_others, awake;
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool now = rests(i) && core_.is_shared(i) && came_[i] != 0;
-      (now ? awake : all_others).push_back(core_.number_of(i));
-      if (now) core_.fill(i);
-    }
-    if (awake.empty()) return;
-    resting_ = std::move(all_others);
-    core_.cut_buckets();
-    core_.buckets.complete();
-    core_.send_full();
-    core_.take_back(core_.buckets.on_their_way());
-  }
 
   Core<D, Communicator>& core_;
-  std::vector<char> came_;            // by entry: whether a gradient came in this pass
-  std::vector<std::size_t> resting_;  // numbers, sorted
+  std::vector<char> came_;  // by entry: whether a gradient came in this pass
   int complete_ = 0;
   bool found_ = false;
 };
@@ -54240,13 +54631,12 @@ class ModelShares final : private dp::BackwardRunner {
   /// The model's output for this process's samples. `random`: of the first of them.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    const Index samples = detail::batch_size(random.dim, inputs...);
-    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, random.dim); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), samples, processes_);
-    const D device = flat_.groups().front().values.device();
     // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
-    const auto count = std::clamp<std::size_t>(static_cast<std::size_t>(samples), 1, device_.run().count());
-    const dp::Split split{samples, count};
+    const dp::Split split =
+        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const D device = flat_.groups().front().values.device();
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
     std::vector<std::optional<Output>> outputs(split.devices);
@@ -54275,10 +54665,9 @@ class ModelShares final : private dp::BackwardRunner {
 
   // What has no samples is the same for all processes, and no one of them has its gradient.
   template <Operand X>
-  void check_gradient_is_whole(const X& x, int dim) const {
+  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
-      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() ||
-                            detail::has_samples(x, dim),
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
                         ", wants a gradient, of which each process has a part: let it be a parameter of the model");
   }
@@ -54308,6 +54697,7 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares_;
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
+  dp::InputRoles roles_;
   std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
@@ -54358,7 +54748,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares()});
+                                          .canonical_shares = canonical_shares(),
+                                          .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
   int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
@@ -54366,16 +54757,52 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
 
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks.
+  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
+  /// every rank, where their optimizers have not made the same steps.
   double mean(double value, Index samples) {
-    double sums[2] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples)};
+    const double mark = program_.mark(), size = devices();
+    double sums[4] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples), mark,
+                      mark * mark};
     sum(sums);
+    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees that some differ
+      shares_.meet_now();
     return sums[1] == 0 ? 0 : sums[0] / sums[1];
   }
   /// Sums over all ranks, in place.
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
   /// Makes a number, which lies where the parameters do, the largest one of all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+
+  /// All ranks call it: what they evaluate is what is saved. Where passes in training have changed buffers, such as
+  /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
+  /// them; LocalSgd and ParameterServer bring parameters together, too.
+  void eval() {
+    if (!joining_) {
+      if (buffers_apart_ || passes_together_) meet();
+      bring_together();
+    }
+    Policy<Model>::eval();
+  }
+  void train(bool training = true) {
+    if (!training) return eval();
+    Policy<Model>::train();
+  }
+
+  /// See Policy::gathered.
+  [[nodiscard]] typename Policy<Model>::Gathered gathered(const GatheredOptions& options = {}) {
+    meet();
+    return Policy<Model>::gathered(options);
+  }
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    meet();
+    f(this->model_);
+  }
+  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
+  /// ranks call it.
+  void let_ranks_differ() { program_.let_ranks_differ(); }
+  std::shared_ptr<BatchGroup> global_batch() const { return group_; }
 
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
@@ -54392,6 +54819,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
+        program_(title, communicator),
         shares_(communicator),
         buffers_(nn::named_buffers<D>(this->model_)),
         handles_(this->model_) {
@@ -54400,6 +54828,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
                         communicator.backend());
     check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    shares_.compare(program_);
+    program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
     this->random_.dim = dim;
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
@@ -54453,11 +54883,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     });
   }
 
-  /// Other ranks don't wait for what will not come.
-  [[gnu::cold]] void give_up(bool unwinding = false) {
-    communicator_.abort(cat("rank ", communicator_.rank(),
-                            unwinding ? " threw an exception in the middle of a step"
-                                      : ": its net has ended in the middle of a backward pass"));
+  /// Other ranks don't wait for what will not come. For destructors: it allocates nothing.
+  [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
+    communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
+                                  : "its net has ended in the middle of a backward pass");
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -54476,7 +54905,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       }
     for (std::size_t g = 0; g < elements.size(); ++g) {
       const auto& group = this->flat_.groups()[g];
-      if (group.in_common) continue;  // nobody has others
       broadcast_bytes(group.value(0), elements[g] * size_of(group.dtype), root, trace::Traffic::parameters);
     }
   }
@@ -54484,6 +54912,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
   template <class Counts = All>
   void broadcast_buffers(int root, const Counts& counts = {}) {
+    buffers_apart_ = false;
     std::size_t bytes = 0;
     for (const auto& named : buffers_)
       if (counts(named.buffer->dtype())) bytes += named.buffer->size_bytes();
@@ -54507,6 +54936,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (communicator_.rank() != root) copy(false);
   }
 
+  /// Whether ranks evaluate with the same buffers.
+  virtual bool shares_buffers() const { return true; }
+  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  virtual void meet() {
+    if (!joining_) shares_.meet();
+  }
+  /// See eval().
+  virtual void bring_together() {
+    if (buffers_apart_) broadcast_buffers(0);
+  }
+
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
   /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
   /// batch's: there is nothing to put off.
@@ -54526,7 +54966,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
-    shares_.begin(pass, now);
+    if (this->model_.training()) ++program_.ledger()->passes;
+    shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
   /// What ranks have told each other of this pass: whether one has run out of batches that must not.
@@ -54554,6 +54995,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
     this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
+    program_.forget(last_and_passes[0] >= 0);
     return static_cast<int>(last_and_passes[0]);
   }
 
@@ -54568,6 +55010,10 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
+    if (!buffers_apart_ && !buffers_.empty() && (grad_enabled() ? this->any_training() : this->model_.training())) {
+      buffers_apart_ = true;
+      buffer_writes_ = count_buffer_writes();
+    }
     auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
                                      this->on_model_device(inputs)...);
     this->end_forward();
@@ -54592,32 +55038,47 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
   void weigh_unless_weighed() {
     if (weighed_run_ == backward_run()) return;
-    for (const double scale : weigh_run(means_of_backward()))
-      check<UsageError>(scale == 1, "a distributed policy: backward goes through several losses that are means over ",
-                        "different numbers, and not through a forward pass of the net in this thread: call the net, "
-                        "not its module()");
+    losses_.clear();
+    bool has_sums = false;
+    for (const Ref<Node>& node : in_captured_step() ? std::span<const Ref<Node>>() : means_of_backward()) {
+      if (node->is_mean()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
+      has_sums = has_sums || (!node->is_mean() && !canonical_ && communicator_.size() > 1);
+    }
+    bool right = !has_sums;
+    for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
+    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses ",
+                      "that are means over different numbers, and not through a forward pass of the net in this "
+                      "thread: call the net, not its module()");
   }
   /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
   bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
-  /// All ranks tell each other what their losses are means over.
-  virtual std::span<const double> weigh(std::span<const double> mean_over) { return shares_.weigh(mean_over); }
+  /// All ranks tell each other of what means and sums their losses are made.
+  virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
+    return shares_.weigh(losses, refused);
+  }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
     return forward(!joining_, inputs...);
   }
 
   const std::string_view title_;
   Communicator& communicator_;
+  ddp::SameProgram<D, Communicator> program_;
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
+  bool buffers_apart_ = false;       // passes in training may have changed them since all ranks had the same
+  std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
+  bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
   std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
@@ -54651,8 +55112,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
     DistributedPolicy* policy;
   };
-  // Losses are weighed before backward passes through one of this net's last passes. A plain mean is one where it was
-  // taken of the net's output.
+  // Losses are weighed before backward passes through one of this net's last passes.
   void backward_begins(std::span<const Ref<Node>> nodes) {
     const auto in = [&](const Recorded& pass) {
       const auto first = std::partition_point(nodes.begin(), nodes.end(),
@@ -54662,25 +55122,36 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
     std::uint64_t last = 0;
     for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    std::vector<Ref<Node>> means;
-    for (const Ref<Node>& node : nodes)
-      if (node->is_mean() && (node->is_loss() || node->sequence() >= last)) means.push_back(node);
-    if (canonical_ && communicator_.size() > 1) detail::check_canonical_means(nodes);
-    const auto scales = weigh_run(means);
-    for (std::size_t i = 0; i < scales.size(); ++i) {
-      check<UsageError>(means[i]->scale() == 1 || means[i]->scale() == scales[i],
-                        "backward: two nets whose batches are divided in different ways have one loss");
-      means[i]->set_scale(scales[i]);
+    losses_.clear();
+    if (canonical_) {
+      if (communicator_.size() > 1) detail::check_canonical_means(nodes);
+      weigh_run(false);
+    } else if (communicator_.size() == 1 || in_captured_step()) {
+      weigh_run(false);
+    } else {
+      terms_.find(*nodes.front(), last);
+      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
     }
     backward_is_weighed();
   }
-  // None of a captured step.
-  std::span<const double> weigh_run(std::span<const Ref<Node>> means) {
+  void weigh_terms(std::span<const double> scales) {
+    terms_.check_linear(title_);
+    check<UsageError>(terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
+                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes "
+                      "to: expected one of each of them, or ",
+                      detail::whole_batch_line);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      Node& node = *terms_.all()[i].node;
+      if (node.scale() == scales[i]) continue;
+      check<UsageError>(node.scale() == 1,
+                        "backward: two nets whose batches are divided in different ways have one loss");
+      scale_in_backward(node, scales[i]);
+    }
+  }
+  std::span<const double> weigh_run(bool refused) {
     weighed_run_ = backward_run();
-    mean_over_.clear();
-    if (!in_captured_step())
-      for (const Ref<Node>& node : means) mean_over_.push_back(node->mean_over());
-    return weigh(mean_over_);
+    return weigh(losses_, refused);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -54690,13 +55161,27 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 #endif
     return false;
   }
+  std::uint64_t count_buffer_writes() const {
+    std::uint64_t all = 0;
+    for (const auto& named : buffers_)
+      if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
+    return all;
+  }
+  [[gnu::cold]] void check_evaluates_rank_0s() {
+    const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
+    check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
+                      " evaluates with buffers (running statistics) of its own, which no file ",
+                      "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
+                      "net.module().eval()");
+  }
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
   std::uint64_t weighed_run_ = 0;  // the last one
-  std::vector<double> mean_over_;  // of its losses
+  detail::LossTerms terms_;
+  std::vector<detail::LossShare> losses_;  // of the same run
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // While joining_.
@@ -54745,11 +55230,6 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
-  /// All ranks call it; under a hook that lets ranks have different parameters, they take the average.
-  void eval() {
-    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    Base::eval();
-  }
 
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
@@ -54765,7 +55245,6 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
       };
       refuse(options.static_graph, "static_graph");
-      refuse(options.skip_all_reduce_unused_params, "skip_all_reduce_unused_params");
       refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
                                                          "GradScaler looks at all),");
       refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
@@ -54779,6 +55258,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
+    auto shared = this->flat_.parameters();
+    std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
+    this->program_.listen(std::move(shared), this->buffers_,
+                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {
@@ -54812,9 +55295,9 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
       return nullptr;
   }
 
-  std::span<const double> weigh(std::span<const double> mean_over) override {
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
     this->tell(&Extension<D>::communicates, true);
-    const auto scales = Base::weigh(mean_over);
+    const auto scales = Base::weigh(losses, refused);
     this->tell(&Extension<D>::communicates, false);
     return scales;
   }
@@ -54833,6 +55316,13 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
+  /// Under a hook that lets ranks have different parameters they take the average.
+  void bring_together() override {
+    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+    if (this->buffers_apart_) this->template find<BufferSharing<D, Communicator>>()->share_now();
+    this->buffers_apart_ = false;
+  }
+  bool shares_buffers() const override { return this->template find<BufferSharing<D, Communicator>>()->shares(); }
 
   HookCalls<D, Hook, Communicator> calls_;
 
@@ -54843,12 +55333,12 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   // At each moment they are called in this order. Others are added by the calls that need them.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;
-    if (ChosenParameters<D, Communicator>::wanted(options)) add<ChosenParameters>();
+    if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();
     add<FrozenParameters>();
     add<Clock>();
     add<SeveralNets>(this->operators_send_);
     add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
-        .trains = [this] { return this->any_training(); },
+        .trains = [this] { return this->buffers_apart_ || this->any_training(); },
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
@@ -54969,21 +55459,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     core().reorder(order);
     if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
   }
-  /// Parameters whose gradients are left out, since no rank had one in the last pass: buckets depend on it.
-  std::vector<std::string> resting_parameters() const {
-    std::vector<std::string> names;
-    const auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>();
-    for (std::size_t i = 0; unused != nullptr && i < core().entries(); ++i)
-      if (unused->rests(i)) names.push_back(core().name(i));
-    return names;
-  }
-  [[gnu::cold]] void set_resting_parameters(std::span<const std::string> names) {
-    if (!core().options.skip_all_reduce_unused_params) return;
-    std::vector<char> came;
-    for (std::size_t i = 0; i < core().entries(); ++i)
-      came.push_back(std::find(names.begin(), names.end(), core().name(i)) == names.end());
-    if (auto* const unused = core().template find<ddp::UnusedParameters<D, Communicator>>()) unused->rest(came);
-  }
   /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
   static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
   /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
@@ -55048,44 +55523,6 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   /// Those in parts have been used.
   void forget_parts() requires averages_in_parts { parts().forget(); }
   void forget_parts() {}
-  /// Has each rank average its part, where backward has left that to the optimizer. All ranks call it.
-  void average_parts() {
-    if constexpr (averages_in_parts) parts().average();
-  }
-  /// Where backward has left it so: all ranks' gradients, which the optimizer averages as it steps, and which stay as
-  /// they are until all have done so; else null. All ranks call it, and none returns before all have.
-  const SharedGradients* gradients_to_average() {
-    if constexpr (averages_in_parts) {
-      if (!parts().waits_for_average()) return nullptr;
-      parts().tell_weight();
-      return &parts().shared();
-    }
-    return nullptr;
-  }
-  /// Moves the parameters, rank 0's numbers, into memory that all ranks have in common, where there is such: on CPUs of
-  /// one machine. Where the hook averages in parts, gradients move to where all ranks reach them, and backward leaves
-  /// averaging to the optimizer. All ranks call it.
-  void share_parameters() {
-    auto& communicator = net_.communicator_;
-    if (!std::is_same_v<D, Cpu> || communicator.size() == 1) return;
-    net_.broadcast_parameters(0, net_.is_shared());
-    const auto of_rank_0 = [&communicator](std::size_t bytes) {
-      const auto memory = comm::allocate_shared(communicator, communicator.rank() == 0 ? bytes : 0);
-      return memory.empty() ? nullptr : memory[0];
-    };
-    auto for_gradients = net_.own_memory();
-    if constexpr (averages_in_parts)
-      for_gradients = [&communicator, &parts = parts(),
-                       own = net_.own_memory()](std::size_t bytes) -> std::shared_ptr<void> {
-        auto memory = parts.shared().allocate(communicator, bytes);
-        return memory || !own ? memory : own(bytes);
-      };
-    with_gradients([&] { net_.flat_.use_memory(of_rank_0, for_gradients, nn::FlatParameters<D>::Values::in_common); });
-  }
-  /// Moves them back into memory of each rank's own. No collective: nobody may step meanwhile.
-  void keep_own_parameters() {
-    with_gradients([&] { net_.flat_.use_memory(net_.own_memory(), net_.own_memory()); });
-  }
 
  private:
   Core& core() const { return net_.core(); }
@@ -55346,45 +55783,6 @@ class FlightRecorder {
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 /// `NcclAbort`: the end of a communicator of NCCL's that has failed.
 
-// <chorus/core/blocked_signals.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `start_thread`: how a thread of the library starts.
-
-namespace chorus::detail {
-
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws CommError, in the name of `who`, where the
-/// system allows no more of them.
-template <class Thread = std::thread, class Body>
-Thread start_thread(std::string_view who, Body body) {
-  const BlockedSignals blocked;
-  try {
-    return Thread(std::move(body));
-  } catch (const std::system_error& error) {
-    fail<CommError>(who, ": a thread cannot be started: ", error.what());
-  }
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-
 #include <future>
 
 namespace chorus::comm {
@@ -55521,6 +55919,10 @@ class Transport {
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
+
+  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
+  /// the first call.
+  virtual void set_names(const std::vector<int>&) {}
 
   /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
   virtual std::span<const int> machines() const { return {}; }
@@ -56790,7 +57192,7 @@ namespace chorus {
 
 /// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
 /// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see hooks/hook.hpp. A hook
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
 /// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
 /// nothing.
 ///
@@ -56927,1622 +57329,39 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_DATA_PARALLEL_HPP
 
-// <chorus/parallel/fully_sharded_data_parallel.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
-/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
-/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
-
-// <chorus/comm/split.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-/// `split`: communicators of some of a job's ranks.
-
-namespace chorus::comm {
-
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
-///
-///   auto& all = run.communicator();
-///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
-///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
-[[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
-
-}  // namespace chorus::comm
-
-#if !CHORUS_COMPILED
-// <chorus/comm/split_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and where these meet.
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// What a rank says of itself.
-struct SplitEntry {
-  std::int64_t color, key;
-  std::uint64_t machine;
-};
-
-/// Where the first rank of a group listens, or why it doesn't.
-struct SplitAddress {
-  std::int64_t port = 0;
-  FixedText<504> text{};
-};
-static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
-
-}  // namespace detail
-
-CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color, int key) {
-  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
-  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
-  std::vector<int> ranks;
-  for (int rank = 0; rank < parent.size(); ++rank) {
-    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
-                      ", expected 0 or more");
-    if (entry(rank).color == color) ranks.push_back(rank);
-  }
-  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
-
-  World group = world;
-  group.size = static_cast<int>(ranks.size());
-  group.local_size = 0;
-  group.members.clear();
-  for (const int rank : ranks) {
-    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
-    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
-    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
-  }
-
-  detail::SplitAddress mine;
-  Socket listener;
-  if (group.rank == 0 && group.size > 1) {
-    try {
-      listener = Socket::listen(detail::own_address(world).with_port(0));
-      mine.port = listener.local().port();
-      mine.text = FixedText<504>(listener.local().host());
-    } catch (const CommError& error) {
-      mine.text = FixedText<504>(error.what());
-    }
-  }
-  const auto all = all_gather_structs(parent, mine);
-  const auto& first = all[static_cast<std::size_t>(ranks.front())];
-  const std::string place(first.text.view());
-  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
-  group.master_addr = place;
-  group.master_port = static_cast<int>(first.port);
-  group.listen_fd = listener.release();
-  return group;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
-
-// <chorus/io/write_in_parts.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
-
-// <chorus/io/tensor_place.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
-
-namespace chorus::io::detail {
-
-/// What begins with this prefix in a checkpoint is not the model's.
-inline constexpr std::string_view training_prefix = "training/";
-
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
-template <Device D>
-struct TensorPlace {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;  ///< of what `part` is
-  std::optional<D> device;
-  void* data;
-  std::vector<std::string> mean_with = {};
-  std::size_t part_begin = 0;
-  std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
-
-  std::vector<Index> whole_shape() const { return chorus::whole_shape(shape, part.get()); }
-  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(whole_shape())) * size_of(dtype); }
-  /// How many are here.
-  std::size_t count() const { return part_count.value_or(static_cast<std::size_t>(numel(shape))); }
-  std::size_t bytes() const { return count() * size_of(dtype); }
-
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
-  template <class F>
-  void for_runs(const F& f) const {
-    const auto size = size_of(dtype);
-    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
-    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
-      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
-      if (from < to)
-        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
-          static_cast<std::size_t>(to - from) * size);
-    };
-    if (part == nullptr) return run(0, 0, numel(shape));
-    const SplitLayout layout(shape, part->split, part->width);
-    layout.for_runs(part->group->part(layout.width, part->split.unit), run);
-  }
-  void copy_to(void* numbers) const {
-    if (device)
-      copy_bytes(Cpu{}, numbers, *device, data, bytes());
-    else
-      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
-  }
-  /// `numbers`: those that are here.
-  void fill(const void* numbers) const {
-    if (device)
-      copy_bytes(*device, data, Cpu{}, numbers, bytes());
-    else
-      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
-  }
-  /// Of the whole tensor's numbers those that are here.
-  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
-    std::vector<std::byte> own(bytes());
-    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
-      std::copy_n(whole.data() + in_whole, count, own.data() + here);
-    });
-    return own;
-  }
-};
-
-/// All places of a model.
-template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
-  std::vector<TensorPlace<D>> places;
-  const auto add = [&](const std::string& name, auto& tensor) {
-    const auto extents = tensor.extents();
-    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
-  };
-  for (const auto& named : nn::named_parameters<D>(model)) {
-    add(named.name, *named.parameter);
-    places.back().part = named.parameter->part();
-  }
-  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
-  return places;
-}
-
-/// A policy.
-template <class Net>
-concept IsNet = requires(Net& net) {
-  typename Net::policy_type;
-  net.module();
-};
-
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
-template <class Net>
-constexpr bool keeps_parts = requires(const Net& net) {
-  net.writes_part(true, true);
-};
-
-template <Device D, class Net>
-void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
-  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
-}
-
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
-template <Device D, class Net>
-std::vector<TensorPlace<D>> places_in_parts(Net& net) {
-  std::vector<TensorPlace<D>> places;
-  for (const auto& named : net.parameters()) {
-    const auto& p = *named.parameter;
-    const auto extents = p.whole_extents();
-    places.push_back({.name = named.name,
-                      .dtype = p.dtype(),
-                      .shape = {extents.begin(), extents.end()},
-                      .device = p.where(),
-                      .data = p.place(),
-                      .part = p.part()});
-    if (!p.is_part()) continue;
-    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
-    places.back().part_count = static_cast<std::size_t>(p.count());
-  }
-  for (const auto& named : nn::named_buffers<D>(net.module())) {
-    if (!named.buffer->is_here()) continue;
-    const auto extents = named.buffer->extents();
-    places.push_back({named.name,
-                      named.buffer->dtype(),
-                      {extents.begin(), extents.end()},
-                      named.buffer->where(),
-                      named.buffer->memory()});
-  }
-  choose_writers(net, places);
-  return places;
-}
-
-/// Throws UsageError where a tensor is one rank's part.
-template <Device D>
-void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
-}
-
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
-template <Device D>
-void say_changed(nn::Module& model) {
-  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch();
-  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch();
-}
-
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-
-namespace chorus::io::detail {
-
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Throws FileError on all ranks where one of them fails.
-template <Device D, class Communicator>
-void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
-                    const Metadata& metadata, bool through_rank_0 = false);
-
-/// For io::save.
-template <class Net>
-void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
-  using Own = std::remove_reference_t<decltype(net.communicator())>;
-  using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
-  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
-                "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
-  note_tied(metadata, net.module());
-  using D = typename Net::device_type;
-  write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
-}
-
-}  // namespace chorus::io::detail
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/io/write_in_parts_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and hear of what fails on any of them.
-
-#include <nlohmann/json.hpp>
-
-namespace chorus::io::detail {
-
-/// Calls `step()`; a FileError of any rank becomes one of all: that it `could not` do it. All ranks call it.
-template <class Communicator, class Step>
-void on_all_ranks(Communicator& ranks, const std::string& path, const Step& step,
-                  std::string_view could_not = "write its parts") {
-  std::string error;
-  try {
-    step();
-  } catch (const FileError& failed) {
-    error = failed.what();
-  }
-  std::int32_t worst = error.empty() ? -1 : ranks.rank();
-  ranks.all_reduce(std::span(&worst, 1), comm::ReduceOp::max, {});
-  check<FileError>(error.empty(), error);
-  check<FileError>(worst < 0, path, ": rank ", worst, " could not ", could_not);
-}
-
-/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
-template <Device D>
-class TensorsOfAll {
- public:
-  struct Item {
-    std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
-    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
-  };
-
-  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
-  /// all of them, where shapes differ.
-  template <class Communicator>
-  TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
-    auto list = nlohmann::json::array();
-    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.whole_shape()});
-    std::map<std::string, std::size_t, std::less<>> known;
-    const auto lists = comm::all_gather_object(ranks, list.dump());
-    for (std::size_t rank = 0; rank < lists.size(); ++rank)
-      for (const auto& entry : nlohmann::json::parse(lists[rank])) {
-        const auto name = entry[0].template get<std::string>();
-        const auto dtype = static_cast<DType>(entry[1].template get<int>());
-        auto shape = entry[2].template get<std::vector<Index>>();
-        const auto [found, is_new] = known.emplace(name, items_.size());
-        if (is_new) {
-          const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
-          items_.push_back({std::move(shape), {}, nullptr});
-          items_.back().view = {
-              name, file_dtype(dtype), items_.back().shape, {static_cast<const std::byte*>(nullptr), bytes}};
-          continue;
-        }
-        const Item& first = items_[found->second];
-        check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
-                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
-                          std::span(first.shape));
-      }
-    for (const auto& place : places)
-      if (place.writes) items_[known.find(place.name)->second].own = &place;
-  }
-
-  /// Orders the tensors as the file does, and returns its header.
-  std::string sort(const std::string& path, const Metadata& metadata) {
-    std::vector<const TensorView*> order;
-    for (const Item& item : items_) order.push_back(&item.view);
-    std::string header = safetensors_header(path, order, metadata);
-    std::vector<Item> sorted;
-    for (const TensorView* view : order)
-      sorted.push_back(
-          std::move(*std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
-    items_ = std::move(sorted);
-    return header;
-  }
-  const std::vector<Item>& items() const { return items_; }
-
- private:
-  std::vector<Item> items_;
-};
-
-/// Calls `f(begin, bytes)` for each range of a whole tensor that this rank writes.
-template <Device D, class F>
-void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
-  if (tensor.own == nullptr || tensor.own->bytes() == 0) return;
-  std::vector<std::byte> numbers(tensor.own->bytes());
-  tensor.own->copy_to(numbers.data());
-  tensor.own->for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
-    f(in_whole, std::span<const std::byte>(numbers).subspan(here, count));
-  });
-}
-
-/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
-template <Device D, class Communicator, class F>
-void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
-  std::string message;  // begin, length and bytes of each range
-  const auto add = [&](std::uint64_t number) { message.append(reinterpret_cast<const char*>(&number), sizeof number); };
-  for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
-    if (ranks.rank() == 0) return f(begin, bytes);
-    add(begin), add(bytes.size());
-    message.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  });
-  const auto lengths = comm::all_gather_structs(ranks, static_cast<std::int64_t>(message.size()));
-  for (int rank = 1; rank < ranks.size(); ++rank) {
-    const auto length = static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]);
-    if (length == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
-    message.resize(length);
-    const std::span numbers(reinterpret_cast<std::uint8_t*>(message.data()), length);
-    if (ranks.rank() == rank) {
-      ranks.send(numbers, 0, {});
-      continue;
-    }
-    ranks.recv(numbers, rank, {});
-    std::uint64_t range[2];
-    for (std::size_t at = 0; at < length; at += sizeof range + range[1]) {
-      std::memcpy(range, message.data() + at, sizeof range);
-      f(range[0], std::as_bytes(std::span(message)).subspan(at + sizeof range, range[1]));
-    }
-  }
-}
-
-template <Device D, class Communicator>
-void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
-                    const Metadata& metadata, bool through_rank_0) {
-  TensorsOfAll<D> tensors(ranks, places);
-  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, metadata));
-  std::uint64_t end = header.size();
-  for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
-
-  std::unique_ptr<AtomicFile> file;  // rank 0's
-  std::string at;
-  on_all_ranks(ranks, path, [&] {
-    if (ranks.rank() != 0) return;
-    file = std::make_unique<AtomicFile>(path);
-    file->write(header);
-    at = file->extend(end);
-  });
-  at = comm::broadcast_object(ranks, std::string_view(at));
-  const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
-  std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
-  ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
-
-  on_all_ranks(ranks, path, [&] {
-    std::string error;  // where others send, they go on
-    const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
-      if (file != nullptr)
-        file->write_at(begin, bytes);
-      else
-        check<FileError>(write_at(own.value, begin, bytes), "saving ", path, ": rank ", ranks.rank(),
-                         ": writing failed: ", std::strerror(errno));
-    };
-    std::uint64_t begin = header.size();
-    for (const auto& tensor : tensors.items()) {
-      const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
-        try {
-          if (error.empty()) write(begin + in_tensor, bytes);
-        } catch (const FileError& failed) {
-          error = failed.what();
-        }
-      };
-      if (all_see_it != 0)
-        for_own_ranges<D>(tensor, write_range);
-      else
-        for_all_ranges<D>(ranks, tensor, write_range);
-      begin += tensor.view.data.size();
-    }
-    check<FileError>(error.empty(), error);
-    check<FileError>(file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0, "saving ", path, ": rank ",
-                     ranks.rank(), ": syncing the file to the disk failed: ", std::strerror(errno));
-  });
-  on_all_ranks(ranks, path, [&] {
-    if (file) file->commit();
-  });
-}
-
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-
-// <chorus/nn/deferred.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
-#define CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
-/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+// <chorus/parallel/elsewhere.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
+/// Policies that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told
+/// which.
 
 namespace chorus {
 
-/// What `deferred` gives: the arguments of a model's constructor.
-template <class Model, class... Arguments>
-class Deferred {
- public:
-  explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
-  Model make() const { return std::make_from_tuple<Model>(arguments_); }
-  /// For policies whose ranks have the whole model.
-  operator Model() const { return make(); }
-
- private:
-  std::tuple<Arguments...> arguments_;
-};
-
-/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
-/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
-/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
-/// reads or writes their numbers is refused.
-///   Net net{ch::deferred<Gpt>(config), run};
-template <class Model, class... Arguments>
-Deferred<Model, Arguments...> deferred(Arguments... arguments) {
-  return Deferred<Model, Arguments...>(std::move(arguments)...);
+namespace comm {
+class AnyCommunicator;
 }
-
-namespace detail {
-
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
-/// `keep_promises`.
-template <class Model>
-class Making {
- public:
-  template <class... Arguments>
-  explicit Making(const Deferred<Model, Arguments...>& model) : scope_(promises_), model_(model.make()) {
-    using D = typename nn::detail::DeviceOfModel<Model>::type;
-    for (const auto& named : nn::named_parameters<D>(model_))
-      promises_.check_untouched(named.parameter->place(), named.name);
-    promises_.check_untouched();
-  }
-  Making(const Making&) = delete;
-  Making& operator=(const Making&) = delete;
-  Model take() { return std::move(model_); }
-
- private:
-  struct Scope {
-    PromisedNumbers* before;
-    explicit Scope(PromisedNumbers& promises) : before(std::exchange(PromisedNumbers::current(), &promises)) {}
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() { PromisedNumbers::current() = before; }
-  };
-  PromisedNumbers promises_;
-  Scope scope_;
-  Model model_;
-};
-
-/// Draws what is promised in this thread yet, which promises nothing more.
-inline void keep_promises() {
-  if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
-}
-/// `part`, whose numbers are drawn now.
-template <class Part>
-Part with_numbers(Part part) {
-  keep_promises();
-  return part;
-}
-
-}  // namespace detail
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
-
-// <chorus/parallel/fsdp/sharded_units.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
-/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
-
-// <chorus/parallel/fsdp/shard.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
-/// What a rank has of a parameter, as optimizers take it.
-
-// <chorus/parallel/sharded/parameter_shards.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
-
-#include <set>
-
-namespace chorus::detail {
-
-/// Some of a parameter's numbers, for an optimizer that steps these alone.
-template <Device D>
-class ParameterSlice : public ParameterOn<D> {
- public:
-  ParameterSlice(ParameterOn<D>& whole, Index begin, Index count) : whole_(whole), begin_(begin), count_{count} {
-    this->set_part(whole.part());
-  }
-
-  DType dtype() const override { return whole_.dtype(); }
-  std::span<const Index> extents() const override { return count_; }
-  D where() const override { return whole_.where(); }
-  void* place() const override { return at(whole_.memory()); }
-  Index part_begin() const override { return begin_; }
-  std::span<const Index> whole_extents() const override { return whole_.extents(); }
-  const Storage<D>& storage() const override { return whole_.storage(); }
-  void* grad_data() const override { return at(whole_.grad_data()); }
-  const void* grad_block() const override { return whole_.grad_block(); }
-  bool grad_arrived() const override { return whole_.grad_arrived(); }
-  void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
-  std::uint32_t times_forgotten() const override { return whole_.times_forgotten(); }
-  bool wants_grad() const override { return whole_.wants_grad(); }
-  void set_wants_grad(bool wants) override { whole_.set_wants_grad(wants); }
-  void bind(const Storage<D>&, void*, const Storage<D>&, void*) override { no_parameter(); }
-  void on_grad(std::function<void()>) override { no_parameter(); }
-  void move_to_device(D) override { no_parameter(); }
-  void replace_numbers(std::span<const Index>, const Storage<D>&) override { no_parameter(); }
-  Ref<Node> copy_to(D) const override { no_parameter(); }
-  void add_grad_of(const ParameterOn<D>&) override { no_parameter(); }
-  void set_origin(Ref<Node>) override { no_parameter(); }
-  Ref<Node> make_stand_in() const override { no_parameter(); }
-  const void* grad_data_of(const Node&) const override { no_parameter(); }
-  void drop_grad_of(Node&) const override { no_parameter(); }
-
- protected:
-  ParameterOn<D>& whole() const { return whole_; }
-  void* at(void* whole) const {
-    return static_cast<std::byte*>(whole) + static_cast<std::size_t>(begin_) * size_of(whole_.dtype());
-  }
-
- private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
-  ParameterOn<D>& whole_;
-  Index begin_;
-  std::array<Index, 1> count_;
-};
-
-/// Numbers [begin, end) of a parameter, which rank `owner` steps.
-template <Device D>
-struct ParameterShard {
-  nn::NamedParameter<D> named;
-  int owner;
-  std::size_t begin, end;
-
-  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
-  std::uint8_t* in(const optim::StateTensor& t) const {
-    return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
-  }
-  std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
-};
-
-/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
-template <Device D>
-class ParameterShards {
- public:
-  /// Of all ranks, in the same order on each.
-  const std::vector<ParameterShard<D>>& all() const { return shards_; }
-  /// This rank's.
-  const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
-
-  /// Whether the net still has the buckets that were cut.
-  template <class Net>
-  bool fit(Net& net) const {
-    return order_of(net) == order_;
-  }
-
-  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
-  template <class Net, class Wanted>
-  void place(Net& net, const Wanted& wanted) {
-    std::set<const ParameterOn<D>*> placed;
-    for (const auto& shard : shards_) placed.insert(shard.named.parameter);
-    const auto ranks = static_cast<std::size_t>(net.communicator().size());
-    for (const auto& entry : net.flat_parameters().entries()) {
-      if (placed.contains(entry.named.parameter) || !wanted(entry.named.name)) continue;
-      for (std::size_t rank = 0; rank < ranks; ++rank) {
-        const auto part = ddp::part_of(static_cast<std::size_t>(entry.parameter().count()), rank, ranks);
-        if (part.begin < part.end) shards_.push_back({entry.named, static_cast<int>(rank), part.begin, part.end});
-      }
-    }
-  }
-  template <class Net>
-  void cut(Net& net) {
-    mine_.clear();
-    slices_.clear();
-    order_ = order_of(net);
-    const auto before = std::exchange(shards_, {});
-    const auto& communicator = net.communicator();
-    for (const auto& bucket : access_to(net).buckets())
-      for (int rank = 0; rank < communicator.size(); ++rank) {
-        const auto part =
-            ddp::part_of(bucket.count, static_cast<std::size_t>(rank), static_cast<std::size_t>(communicator.size()));
-        for (const std::size_t i : bucket.parameters) {
-          const auto& entry = net.flat_parameters().entries()[i];
-          const auto from = entry.begin - bucket.begin;
-          const auto end = std::min(part.end, from + static_cast<std::size_t>(entry.parameter().count()));
-          if (const auto begin = std::max(part.begin, from); begin < end)
-            shards_.push_back({entry.named, rank, begin - from, end - from});
-        }
-      }
-    // Those that are frozen now keep their state where it was.
-    for (const auto& shard : before)
-      if (std::none_of(order_.begin(), order_.end(),
-                       [&](const auto& placed) { return placed.first == shard.named.parameter; }))
-        shards_.push_back(shard);
-    for (const auto& shard : shards_) {
-      if (shard.owner != communicator.rank()) continue;
-      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
-                                                            static_cast<Index>(shard.end - shard.begin)));
-      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
-    }
-  }
-
- private:
-  /// The parameters of all buckets, and where each bucket ends.
-  using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
-  template <class Net>
-  static Order order_of(Net& net) {
-    Order order;
-    for (const auto& bucket : access_to(net).buckets())
-      for (const std::size_t i : bucket.parameters)
-        order.emplace_back(&net.flat_parameters().entries()[i].parameter(), bucket.begin + bucket.count);
-    return order;
-  }
-
-  Order order_;  // when they were cut
-  std::vector<ParameterShard<D>> shards_;
-  std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
-  std::vector<nn::NamedParameter<D>> mine_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-
-namespace chorus::fsdp {
-
-/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
-template <Device D>
-class Shard final : public chorus::detail::ParameterSlice<D> {
- public:
-  using chorus::detail::ParameterSlice<D>::ParameterSlice;
-
-  bool is_part() const override { return true; }
-  void* place() const override { return this->at(this->whole().place()); }
-  bool grad_arrived() const override { return arrived_; }
-  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
-  void set_grad_arrived(bool arrived) override {
-    arrived_ = arrived;
-    if (arrived) return;
-    ++forgotten_;
-    this->whole().set_grad_arrived(false);
-  }
-  std::uint32_t times_forgotten() const override { return forgotten_; }
-  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
-  void set_averaged(bool averaged) { arrived_ = averaged; }
-
- private:
-  bool arrived_ = false;
-  std::uint32_t forgotten_ = 0;
-};
-
-}  // namespace chorus::fsdp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
-
-// <chorus/parallel/fsdp/units_at_hand.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
-/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
-
-// <chorus/parallel/fsdp/order.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
-/// In which order a pass gathers units.
-
-namespace chorus::fsdp {
-
-/// The first pass of a kind guesses; from then on all ranks gather in the order in which rank 0 had touched the units:
-/// whatever a rank computes, it takes part in all gathers, each once.
-struct Order {
-  static constexpr std::size_t none = static_cast<std::size_t>(-1);
-
-  std::vector<std::size_t> units;
-  std::vector<std::size_t> place;      // by unit: its index in `units`, or none
-  std::vector<std::size_t> last_used;  // by unit: how far the pass had come in `units` when it was used last
-  bool learned = false;
-
-  /// With the guess that each unit is used once.
-  Order(std::vector<std::size_t> guess, std::size_t of) : units(std::move(guess)), place(of, none), last_used(of, 0) {
-    for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
-  }
-
-  /// All ranks take rank 0's, which they know from now on.
-  template <class Communicator>
-  void take_rank_0s(Communicator& ranks) {
-    learned = true;
-    if (ranks.size() == 1) return;
-    std::vector<std::int64_t> message(2 * place.size() + 1, 0);
-    message[0] = static_cast<std::int64_t>(units.size());
-    std::copy(units.begin(), units.end(), message.begin() + 1);
-    const auto used = message.end() - static_cast<std::ptrdiff_t>(place.size());
-    std::copy(last_used.begin(), last_used.end(), used);
-    ranks.broadcast(std::span(message), 0, {});
-    *this = Order({message.begin() + 1, message.begin() + 1 + message[0]}, place.size());
-    last_used.assign(used, message.end());
-    learned = true;
-  }
-};
-
-}  // namespace chorus::fsdp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
-
-// <chorus/parallel/fsdp/units.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
-/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
-
-namespace chorus {
-
-namespace fsdp {
-
-/// Elements [begin, begin + count) of a group's flat buffer.
-struct Unit {
-  std::size_t group, begin, count;
-  std::vector<std::size_t> entries;
-};
-
-/// Elements [begin, end) of a parameter, counted from its first, that lie in elements [begin, end) of its unit.
-template <Device D>
-ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry, const ddp::Elements& of) {
-  const std::size_t from = entry.begin - unit.begin;
-  const std::size_t behind = from + static_cast<std::size_t>(entry.parameter().count());
-  return {std::clamp(of.begin, from, behind) - from, std::clamp(of.end, from, behind) - from};
-}
-
-namespace detail {
-
-/// What a parameter belongs to, from its path: that of its module.
-inline std::string_view owner(std::string_view path) {
-  const auto dot = path.rfind('.');
-  return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
-}
-
-/// The paths of all modules of the types `Blocks` in a model, those within others left out.
-template <class... Blocks>
-class PathsOf final : public nn::detail::Walker {
- public:
-  explicit PathsOf(nn::Module& model) { this->walk(model); }
-  /// The path of the block that a parameter belongs to; empty where it belongs to none.
-  std::string_view block_of(std::string_view parameter) const {
-    for (const std::string& path : paths_)
-      if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
-    return {};
-  }
-
- private:
-  void enter(nn::Module& module) override {
-    auto path = this->prefix();
-    if (!path.empty() && path.back() == '.') path.pop_back();
-    if ((... || (dynamic_cast<Blocks*>(&module) != nullptr)) && block_of(path + ".").empty()) paths_.push_back(path);
-  }
-  std::vector<std::string> paths_;
-};
-
-/// Makes a unit of each run of neighbours for which `starts(entry, unit so far)` is false.
-template <Device D, class Starts>
-std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
-  std::vector<Unit> units;
-  std::vector<std::size_t> open(flat.groups().size(), flat.entries().size());  // by group: its last unit
-  for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-    const auto& entry = flat.entries()[i];
-    auto& last = open[entry.group];
-    if (last == flat.entries().size() || starts(i, units[last])) {
-      last = units.size();
-      units.push_back({entry.group, entry.begin, 0, {}});
-    }
-    units[last].entries.push_back(i);
-    units[last].count += entry.count;
-  }
-  return units;
-}
-
-}  // namespace detail
-}  // namespace fsdp
-
-/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
-/// of its own, and what is frozen when the policy takes the model is apart from the rest.
 template <std::size_t Bytes = (std::size_t{4} << 20)>
-struct ByBytes {
-  static constexpr bool reshard_after_forward = true;
+struct ByBytes;
+struct NoSequenceSplit;
+struct OneForwardOneBackward;
+struct ReduceScatter;
 
-  template <Device D>
-  static std::vector<fsdp::Unit> cut(nn::Module&, const nn::FlatParameters<D>& flat) {
-    const auto& entries = flat.entries();
-    const auto bytes_of_layer = [&](std::size_t i) {
-      std::size_t bytes = 0;
-      const auto owner = fsdp::detail::owner(entries[i].named.name);
-      for (; i < entries.size() && fsdp::detail::owner(entries[i].named.name) == owner; ++i)
-        bytes += entries[i].count * size_of(flat.groups()[entries[i].group].dtype);
-      return bytes;
-    };
-    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
-      const auto& before = entries[unit.entries.back()];
-      if (before.parameter().wants_grad() != entries[i].parameter().wants_grad()) return true;
-      if (fsdp::detail::owner(before.named.name) == fsdp::detail::owner(entries[i].named.name)) return false;
-      return unit.count * size_of(flat.groups()[unit.group].dtype) + bytes_of_layer(i) > Bytes;
-    });
-  }
-};
-
-/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
-template <class... Blocks>
-struct ByModule {
-  static constexpr bool reshard_after_forward = true;
-
-  template <Device D>
-  static std::vector<fsdp::Unit> cut(nn::Module& model, const nn::FlatParameters<D>& flat) {
-    const fsdp::detail::PathsOf<Blocks...> blocks(model);
-    return fsdp::detail::cut(flat, [&](std::size_t i, const fsdp::Unit& unit) {
-      const auto& before = flat.entries()[unit.entries.back()];
-      return before.parameter().wants_grad() != flat.entries()[i].parameter().wants_grad() ||
-             blocks.block_of(before.named.name) != blocks.block_of(flat.entries()[i].named.name);
-    });
-  }
-};
-
-/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
-/// once; gradients and the optimizer's state are in parts alone.
-struct KeepParameters : ByBytes<> {
-  static constexpr bool reshard_after_forward = false;
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
-
-namespace chorus::fsdp {
-
-/// What a rank is doing with its parameters.
-enum class Pass : std::uint8_t {
-  none,     // its parts rest
-  forward,  // a forward pass that backward will follow
-  aside,    // one without gradients
-  backward,
-  gathered,  // somebody looks at them
-};
-
-/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
-/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
-/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
-/// on its way; but one that is used again later in the pass stays.
-template <Device D, class Communicator>
-class UnitsAtHand final : public Residence {
- public:
-  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
-  /// see KeepParameters.
-  UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
-              bool reshard_after_forward)
-      : flat_(&flat),
-        ranks_(ranks),
-        keeps_unused_(keeps_unused),
-        reshard_after_forward_(reshard_after_forward),
-        forward_(layer_order(units), units.size()),
-        aside_(forward_),
-        backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
-    for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
-  }
-
-  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
-  /// drawn: of each unit this rank's part.
-  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
-    const int slot = trace_slot(flat_->groups().front().values.device());
-    {
-      const trace::PeakKept kept(slot);
-      const auto pages = [slot](auto& list, trace::Memory kind) {
-        return [slot, kind, &list](std::size_t bytes) {
-          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
-          return std::shared_ptr<void>(list.back(), list.back()->data());
-        };
-      };
-      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
-      for (std::size_t u = 0; u < states_.size(); ++u) {
-        for (const std::size_t i : states_[u].unit.entries) {
-          draw_promised(states_[u].unit, flat_->entries()[i], part(u));
-          flat_->entries()[i].parameter().storage().set_residence(self, u);
-        }
-        give_back(u);
-        states_[u].has_gradients = true;
-        give_gradients_back(u);
-      }
-      if (auto* const promises = PromisedNumbers::current())
-        for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
-    }
-    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
-  }
-  /// The policy has ended.
-  void end() { flat_ = nullptr; }
-
-  std::size_t units() const { return states_.size(); }
-  const Unit& unit(std::size_t u) const { return states_[u].unit; }
-  /// This rank's part of a unit, in elements from the unit's first.
-  ddp::Elements part(std::size_t u) const {
-    return ddp::part_of(states_[u].unit.count, static_cast<std::size_t>(ranks_.rank()),
-                        static_cast<std::size_t>(ranks_.size()));
-  }
-
-  // A pass.
-
-  /// All ranks begin with their parts; but backward finds what the forward pass has left.
-  void begin(Pass pass) {
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    pass_ = pass;
-    next_ = come_ = 0;
-    touched_.clear();
-    for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (pass != Pass::backward) give_back(u);
-      states_[u].touched = false;
-      states_[u].gathered = states_[u].at == At::here;
-    }
-    // What backward begins with is there: the next unit comes meanwhile.
-    if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
-      const bool has_first = states_[order.units.front()].at == At::here;
-      for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
-    }
-  }
-  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
-  /// to begin with.
-  void end_pass() {
-    Order& order = order_of_pass();
-    while (next_ < order.units.size()) {
-      come_ = next_;
-      start_next(order);
-      give_passed_back(Order::none);
-    }
-    const bool keeps = pass_ == Pass::forward && order.learned;
-    if (!order.learned) learn(order);
-    const std::size_t last = order.units.empty() ? Order::none : order.units.back();
-    for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (keeps && (u == last || !reshard_after_forward_)) continue;
-      if (states_[u].at != At::away) arrive(u);
-      give_back(u);
-    }
-    if (pass_ == Pass::backward)
-      for (State& state : states_) state.first_node = never;
-    pass_ = Pass::none;
-  }
-  /// After an exception: what is on its way comes, and all is given back.
-  [[gnu::cold]] void give_up() noexcept {
-    for (std::size_t u = 0; u < states_.size(); ++u) {
-      try {
-        arrive(u);
-      } catch (...) {  // the group has failed
-        states_[u].work.clear();
-      }
-      give_back(u);
-    }
-    pass_ = Pass::none;
-  }
-
-  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
-  void gradients_complete(std::size_t u) {
-    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
-  }
-  /// A gradient is written in a unit.
-  void gradient_comes(std::size_t u) {
-    State& state = states_[u];
-    if (std::exchange(state.has_gradients, true)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
-  }
-  /// Other ranks have the rest of the unit's gradients.
-  void give_gradients_back(std::size_t u) {
-    State& state = states_[u];
-    if (!std::exchange(state.has_gradients, false)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
-  }
-
-  /// All numbers of all units are there until `end_gathered`.
-  [[gnu::cold]] void begin_gathered() {
-    begin(Pass::gathered);
-    for (std::size_t u = 0; u < states_.size(); ++u) start(u);
-    for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
-    versions_ = versions();
-  }
-  /// `write`: rank 0's numbers are everybody's now.
-  [[gnu::cold]] void end_gathered(bool write) noexcept {
-    try {
-      if (!write)
-        check<UsageError>(versions() == versions_,
-                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
-                          "reading; gathered({.write = true}) takes rank 0's numbers");
-      else
-        for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-    for (std::size_t u = 0; u < states_.size(); ++u) give_back(u);
-    pass_ = Pass::none;
-  }
-
-  // For storage.
-
-  bool present(std::size_t u) const override { return states_[u].at == At::here; }
-  void touch(std::size_t u) override {
-    State& state = states_[u];
-    if (pass_ == Pass::none || pass_ == Pass::gathered) {
-      if (state.at != At::here) refuse(u);
-      return;
-    }
-    if (!std::exchange(state.touched, true)) touched_.push_back(u);
-    state.last_use = chorus::detail::operations_ended;
-    state.last_used = touched_.size() - 1;
-    if (pass_ == Pass::forward && state.first_node == never) state.first_node = Node::next_sequence();
-    if (state.at != At::here) fetch(u);
-  }
-
- private:
-  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
-  enum class At : std::uint8_t { away, on_its_way, here };
-  struct State {
-    Unit unit;
-    At at = At::here;
-    bool touched = false, gathered = false;  // in this pass
-    bool has_gradients = false;              // whole ones
-    std::uint64_t last_use = 0;              // operations that had ended then
-    std::size_t last_used = 0;               // units that the pass had touched then, less one
-    std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
-    std::vector<comm::Work> work = {};
-  };
-
-  static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
-                            const ddp::Elements& part) {
-    auto* const promises = PromisedNumbers::current();
-    if (promises == nullptr) return;
-    const auto& parameter = entry.parameter();
-    const auto mine = within<D>(unit, entry, part);
-    auto* const own = static_cast<std::byte*>(parameter.place()) + mine.begin * size_of(parameter.dtype());
-    promises->draw(parameter.place(), own, mine.begin, mine.end - mine.begin);
-  }
-
-  Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
-
-  // The order of the layers, as they are listed: the flat buffers have the last one first.
-  static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
-    std::vector<std::size_t> order(units.size());
-    std::iota(order.rbegin(), order.rend(), std::size_t{0});
-    return order;
-  }
-
-  void fetch(std::size_t u) {
-    Order& order = order_of_pass();
-    if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
-      while (next_ <= place) start_next(order);
-      come_ = place;
-    } else {
-      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
-                        " needs '", name(u),
-                        "' at a place of the pass where rank 0 did not in its first one, and has "
-                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
-                        "order; KeepParameters keeps all of them until backward has ended");
-      start(u);
-    }
-    arrive(u);
-    give_passed_back(u);
-    if (next_ < order.units.size()) start_next(order);
-  }
-
-  void start_next(const Order& order) {
-    const std::size_t u = order.units[next_++];
-    if (!states_[u].gathered) start(u);
-  }
-  void start(std::size_t u) {
-    State& state = states_[u];
-    if (state.at != At::away) return;
-    state.at = At::on_its_way;
-    state.gathered = true;
-    const Unit& unit = state.unit;
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
-    if (ranks_.size() == 1) return;
-    with_values(u, [&]<class T>(std::span<T> numbers) {
-      const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
-      const auto how = of_unit(u);
-      if (share > 0)
-        state.work.push_back(ranks_.all_gather_async(
-            std::span<const T>(numbers.subspan(static_cast<std::size_t>(ranks_.rank()) * share, share)),
-            numbers.first(share * ranks), how));
-      if (const auto rest = numbers.size() % ranks; rest > 0)
-        state.work.push_back(ranks_.broadcast_async(numbers.last(rest), ranks_.size() - 1, how));
-    });
-  }
-  void arrive(std::size_t u) {
-    State& state = states_[u];
-    if (state.at != At::on_its_way) return;
-    for (comm::Work& work : state.work) work.wait();
-    state.work.clear();
-    state.at = At::here;
-  }
-  void give_back(std::size_t u) {
-    State& state = states_[u];
-    if (ranks_.size() == 1 || state.at == At::away) return;
-    state.at = At::away;
-    for (const std::size_t i : state.unit.entries)
-      if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
-  }
-  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
-  void give_passed_back(std::size_t now) {
-    for (std::size_t u = 0; u < states_.size(); ++u) {
-      State& state = states_[u];
-      if (u == now || state.at == At::away || !is_passed(u)) continue;
-      if (pass_ != Pass::backward && state.touched && state.last_use == chorus::detail::operations_ended) continue;
-      arrive(u);
-      give_back(u);
-    }
-  }
-  bool is_passed(std::size_t u) const {
-    const State& state = states_[u];
-    // What backward has behind it; what has gradients to come says so itself.
-    if (pass_ == Pass::backward)
-      return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
-    if (!reshard_after_forward_) return false;
-    const Order& order = pass_ == Pass::aside ? aside_ : forward_;
-    return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
-  }
-  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
-  void learn(Order& order) {
-    std::vector<std::size_t> units = touched_;
-    if (keeps_unused_)
-      for (auto u = order.units.rbegin(); u != order.units.rend(); ++u) {
-        if (states_[*u].touched) continue;
-        const auto behind = u == order.units.rbegin() ? units.end() : std::find(units.begin(), units.end(), *(u - 1));
-        units.insert(behind, *u);
-      }
-    Order mine(units, states_.size());
-    for (const std::size_t u : touched_) mine.last_used[u] = mine.place[touched_[states_[u].last_used]];
-    order = std::move(mine);
-    order.take_rank_0s(ranks_);
-  }
-
-  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
-  template <class F>
-  void on_others(std::size_t u, const F& f) const {
-    const Unit& unit = states_[u].unit;
-    const auto own = part(u);
-    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
-    f(unit.begin * size, (unit.begin + own.begin) * size);
-    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
-  }
-  template <class F>
-  void with_values(std::size_t u, const F& f) const {
-    const Unit& unit = states_[u].unit;
-    const auto& group = flat_->groups()[unit.group];
-    ddp::with_type(group.dtype, group.value(unit.begin),
-                   [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
-  }
-  static comm::CollectiveOptions of_unit(std::size_t u) {
-    return {.traffic = trace::Traffic::parameters, .unit = static_cast<int>(u)};
-  }
-  void send_rank_0s(std::size_t u) {
-    for (const std::size_t i : states_[u].unit.entries) flat_->entries()[i].parameter().touch();
-    if (ranks_.size() > 1) with_values(u, [&](auto numbers) { ranks_.broadcast(numbers, 0, of_unit(u)); });
-  }
-  std::vector<std::uint64_t> versions() const {
-    std::vector<std::uint64_t> all;
-    for (const auto& entry : flat_->entries()) all.push_back(entry.parameter().version());
-    return all;
-  }
-
-  const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
-  [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
-    check<UsageError>(flat_ != nullptr,
-                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
-                      "in parts, one on each rank");
-    fail<UsageError>("FullyShardedDataParallel: '", name(u),
-                     "', or another parameter of its unit, is read outside of "
-                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
-                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
-  }
-
-  nn::FlatParameters<D>* flat_;
-  Communicator& ranks_;
-  const bool keeps_unused_, reshard_after_forward_;
-  Order forward_, aside_, backward_;
-  std::vector<State> states_;
-  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
-  Pass pass_ = Pass::none;
-  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
-  std::size_t come_ = 0;                 // how far the pass has come in it
-  std::vector<std::size_t> touched_;     // in this pass
-  std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
-  std::exception_ptr failure_;           // of what could not throw
-};
-
-}  // namespace chorus::fsdp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
-
-namespace chorus::fsdp {
-
-/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
-/// this rank's shard, and the rest goes as soon as the bucket is back.
-template <Device D, class Communicator>
-class ShardedUnits final : public ddp::Extension<D> {
- public:
-  using AtHand = UnitsAtHand<D, Communicator>;
-
-  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
-      : core_(core), at_hand_(std::move(at_hand)) {
-    core_.begins_bucket.assign(core_.entries(), 0);
-    unit_of_.resize(core_.entries());
-    for (std::size_t u = 0; u < at_hand_->units(); ++u) {
-      const Unit& unit = at_hand_->unit(u);
-      core_.begins_bucket[unit.entries.front()] = 1;
-      for (const std::size_t i : unit.entries) unit_of_[i] = u;
-      make_shards(unit, at_hand_->part(u));
-    }
-    for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
-    missing_.resize(at_hand_->units());
-    aside_.resize(at_hand_->units());
-    // Gradients stay where their units are.
-    if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
-  }
-  ~ShardedUnits() override { at_hand_->end(); }
-
-  AtHand& at_hand() const { return *at_hand_; }
-  /// This rank's parts of all parameters, for an optimizer.
-  const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
-
-  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
-  void choose(std::span<ddp::Sending> sending) override {
-    std::vector<char> sends(at_hand_->units());
-    for (std::size_t i = 0; i < sending.size(); ++i)
-      if (sending[i] != ddp::Sending::no) sends[unit_of_[i]] = 1;
-    for (std::size_t i = 0; i < sending.size(); ++i)
-      sending[i] = sends[unit_of_[i]] != 0 ? ddp::Sending::early : ddp::Sending::no;
-  }
-  // Ranks compare what they want wherever it has changed.
-  void forward_begins(ddp::ForwardPass& pass) override {
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
-        pass.changed = true;
-  }
-
-  // Backward is about to begin, on all ranks.
-  void weighed() override {
-    put_aside();
-    std::fill(missing_.begin(), missing_.end(), 0);
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
-      missing_[unit_of_[i]] += gradients;
-      core_.buckets.expect(i, gradients);
-    }
-    at_hand_->begin(Pass::backward);
-    at_backward_end([units = at_hand_] { units->end_pass(); });
-  }
-  void gradient_arrived(std::size_t i) override {
-    const std::size_t u = unit_of_[i];
-    at_hand_->gradient_comes(u);
-    if (--missing_[u] == 0) at_hand_->gradients_complete(u);
-    if (!core_.sync) shard_of_[i]->set_grad_local(true);
-  }
-  // One bucket is on its way while the next one fills.
-  void bucket_is_full(const ddp::Bucket&) override {
-    while (core_.buckets.on_their_way().size() > 2) {
-      const auto first = core_.buckets.on_their_way().first(1);
-      core_.take_back(first);
-      at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
-    }
-  }
-  void averaged() override {
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
-      shard_of_[i]->set_grad_local(false);
-    }
-    for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
-    add_what_was_aside();
-  }
-  void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
-
- private:
-  [[gnu::cold]] void make_shards(const Unit& unit, const ddp::Elements& part) {
-    shard_of_.resize(core_.entries());
-    for (const std::size_t i : unit.entries) {
-      const auto& entry = core_.flat.entries()[i];
-      const auto mine = within<D>(unit, entry, part);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
-                                                static_cast<Index>(mine.end - mine.begin));
-      shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
-    }
-  }
-  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
-  void put_aside() {
-    for (std::size_t u = 0; u < at_hand_->units(); ++u)
-      for (const std::size_t i : at_hand_->unit(u).entries) {
-        if (!shard_of_[i]->grad_arrived()) continue;
-        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_data());
-        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
-        shard_of_[i]->set_averaged(false);
-      }
-  }
-  void add_what_was_aside() {
-    for (auto& of_unit : aside_) {
-      for (const Aside& aside : of_unit) {
-        Shard<D>& shard = *shard_of_[aside.entry];
-        if (shard.times_forgotten() != aside.times_forgotten) continue;
-        if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_data(), aside.gradient.data(), aside.gradient.size());
-          shard.set_averaged(true);
-          continue;
-        }
-        ddp::with_type(shard.dtype(), shard.grad_data(), [&]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
-        });
-      }
-      of_unit.clear();
-    }
-  }
-
-  struct Aside {
-    std::size_t entry;
-    std::vector<std::byte> gradient;
-    std::uint32_t times_forgotten;
-  };
-
-  ddp::Core<D, Communicator>& core_;
-  std::shared_ptr<AtHand> at_hand_;
-  std::vector<std::size_t> unit_of_;                 // by entry
-  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
-  std::vector<nn::NamedParameter<D>> shards_;
-  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
-  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
-  std::vector<std::vector<Aside>> aside_;  // by unit
-};
-
-}  // namespace chorus::fsdp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
-
-// <chorus/parallel/hooks/reduce_scatter.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
-
-namespace chorus {
-
-/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
-/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
-/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
-/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays). Where that optimizer's
-/// share_parameters holds, nothing is sent: each rank reads all ranks' gradients for its part as it steps.
-///
-///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
-///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
-///
-/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
-/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
-/// first. The first pass, in which the order of the buckets is learned, averages whole.
-struct ReduceScatter {
-  static constexpr bool in_parts = true, several_rounds = true;
-
-  template <class T, Device D, class Communicator>
-  comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    const auto ranks = static_cast<std::size_t>(communicator.size()), share = bucket.gradients.size() / ranks;
-    if (ranks == 1 || share == 0) return {};
-    const std::span<const T> all = bucket.gradients.first(share * ranks);
-    const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
-    // On the CPU this thread does the work itself, rather than wake another one.
-    if (std::is_same_v<D, Cpu> && bucket.last) {
-      communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
-      return {};
-    }
-    return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
-  }
-  /// The few numbers that are left over go to all ranks.
-  template <class T, Device D, class Communicator>
-  std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
-    const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
-    if (rest == 0 || round > 0) return {};
-    return communicator.all_reduce_async(bucket.gradients.last(rest), comm::ReduceOp::sum, options(bucket));
-  }
-
- private:
-  template <class T, Device D>
-  static comm::CollectiveOptions options(const GradBucket<T, D>& bucket) {
-    return {.scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  }
-};
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-
-namespace chorus {
-
-/// Options of FullyShardedDataParallel.
-struct FullyShardedDataParallelOptions {
-  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
-  bool broadcast_buffers = true;
-  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
-  bool init_sync = true;
-};
-
-/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
-/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
-/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
-/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
-/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
-///
-/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
-/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
-///
-/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
-///
-/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
-/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
 template <class Model, class Units = ByBytes<>, class Communicator = comm::AnyCommunicator,
           class Averages = ReduceScatter>
-class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
-  using Base = DistributedDataParallel<Model, Averages, Communicator>;
-  using AtHand = fsdp::UnitsAtHand<typename Base::D, Communicator>;
-
- public:
-  using typename Base::D;
-  using policy_type = FullyShardedDataParallel;
-  static constexpr const char* name = "fsdp";
-  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
-  template <class Other>
-  using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
-
-  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
-  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
-  FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
-                           const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
-                           Averages averages = {})
-      : Base(std::move(model), communicator, ddp_options(options), seed, std::move(averages)) {
-    shard(gathers, options);
-  }
-  /// For `launch`: takes the communicator and the seed from `run`.
-  template <detail::LaunchedRun Run>
-  FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
-      : Base(std::move(model), run, ddp_options(options)) {
-    gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
-  }
-
-  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
-  template <class... Arguments, class... More>
-  explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
-      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
-
-  /// The model's output for this rank's share of the batch. All ranks call it.
-  template <class... Inputs>
-  auto operator()(const Inputs&... inputs) {
-    // 3. Parameters come when they are touched.
-    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
-    return Base::operator()(inputs...);
-  }
-
-  /// This rank's part of each parameter, which may be empty, for an optimizer.
-  std::vector<nn::NamedParameter<D>> parameters() const { return units_->shards(); }
-
-  /// Scales the gradients down so that the norm of all ranks' parts together is at most `max_norm`, and returns the
-  /// norm before, the same on all ranks, as optim::clip_grad_norm. All ranks call it.
-  double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
-    return optim::detail::clip_parts(units_->shards(), max_norm, options, [&] {
-      double squares = optim::detail::square_sum(units_->shards());
-      this->sum({&squares, 1});
-      return squares;
-    });
-  }
-
-  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
-  /// Writing is an error, in the next pass, unless `write`.
-  class Gathered {
-   public:
-    Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
-    Gathered(const Gathered&) = delete;
-    Gathered& operator=(const Gathered&) = delete;
-    ~Gathered() { units_.end_gathered(write_); }
-
-   private:
-    AtHand& units_;
-    bool write_;
-  };
-  [[nodiscard]] Gathered gathered(const GatheredOptions& options = {}) { return Gathered(at_hand(), options.write); }
-  /// See Policy::gathered.
-  template <class F>
-  requires std::invocable<const F&, Model&>
-  void gathered(const F& f) {
-    const auto whole = gathered({.write = true});
-    f(this->model_);
-  }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
-  bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
-
- private:
-  /// The unit that backward begins with stays after the pass.
-  class Forward {
-   public:
-    Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
-    Forward(const Forward&) = delete;
-    Forward& operator=(const Forward&) = delete;
-    ~Forward() noexcept(false) {
-      if (std::uncaught_exceptions() > exceptions_before_)
-        units_.give_up();
-      else
-        units_.end_pass();
-    }
-
-   private:
-    AtHand& units_;
-    const int exceptions_before_ = std::uncaught_exceptions();
-  };
-
-  static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {
-    return {.dim = options.dim,
-            .broadcast_buffers = options.broadcast_buffers,
-            .find_unused_parameters = options.find_unused_parameters,
-            .init_sync = options.init_sync && PromisedNumbers::current() == nullptr};
-  }
-  AtHand& at_hand() const { return units_->at_hand(); }
-  void begin_join(const detail::JoinFacts&) override {
-    fail<UsageError>(
-        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
-        "of the parameters; the net's sampler gives all ranks as many batches");
-  }
-
-  [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
-    const bool deferred = PromisedNumbers::current() != nullptr;
-    if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
-    // 1. The parameters, which are rank 0's by now, are cut into units.
-    auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
-                                            options.find_unused_parameters, Units::reshard_after_forward);
-    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
-    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
-    this->core().cut_buckets();
-    // 2. Each rank keeps its part of each unit.
-    at_hand->settle(at_hand);
-    if (deferred) {
-      detail::keep_promises();
-      this->broadcast_buffers(0);
-    }
-  }
-
-  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
-  fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
-};
+class FullyShardedDataParallel;  // needs #include <chorus/parallel/fully_sharded_data_parallel.hpp>
+template <class Model, class Sequence = NoSequenceSplit, class Communicator = comm::AnyCommunicator>
+class TensorParallel;  // needs #include <chorus/parallel/tensor_parallel.hpp>
+template <class Model, class Order = OneForwardOneBackward, class Communicator = comm::AnyCommunicator>
+class Pipeline;  // needs #include <chorus/parallel/pipeline.hpp>
+template <class Model, class... Axes>
+class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
+template <class Model, class Communicator = comm::AnyCommunicator>
+class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
+template <class Model, class Communicator = comm::AnyCommunicator>
+class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
 
 // <chorus/parallel/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
@@ -59156,16 +57975,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
-// What a layer does under QuantizationAware: x and weight of these ranks.
-#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
-  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
-      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
-      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
-CHORUS_LAYER_OUTPUT(2, 2)
-CHORUS_LAYER_OUTPUT(3, 2)
-CHORUS_LAYER_OUTPUT(4, 4)
-#undef CHORUS_LAYER_OUTPUT
-
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
@@ -59181,13 +57990,14 @@ CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
@@ -59211,6 +58021,101 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 // Part of the library chorus::compiled: communicators and the launcher.
 
 #define CHORUS_BUILDS_LIBRARY
+// <chorus/comm/split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+/// `split`: communicators of some of a job's ranks.
+
+namespace chorus::comm {
+
+/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
+/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
+/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
+/// group call `connect`, or a communicator's constructor:
+///
+///   auto& all = run.communicator();
+///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
+///
+/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
+/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+[[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
+
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
+// <chorus/comm/split_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+/// How ranks find those of their color, and where these meet.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// What a rank says of itself.
+struct SplitEntry {
+  std::int64_t color, key;
+  std::uint64_t machine;
+};
+
+/// Where the first rank of a group listens, or why it doesn't.
+struct SplitAddress {
+  std::int64_t port = 0;
+  FixedText<504> text{};
+};
+static_assert(is_message<SplitEntry, 24> && is_message<SplitAddress, 512>);
+
+}  // namespace detail
+
+CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color, int key) {
+  const auto entries = all_gather_structs(parent, detail::SplitEntry{color, key, detail::machine_id()});
+  const auto entry = [&](int rank) -> const detail::SplitEntry& { return entries[static_cast<std::size_t>(rank)]; };
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parent.size(); ++rank) {
+    check<UsageError>(entry(rank).color >= 0, "split: rank ", rank, " has color ", entry(rank).color,
+                      ", expected 0 or more");
+    if (entry(rank).color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return entry(a).key < entry(b).key; });
+
+  World group = world;
+  group.size = static_cast<int>(ranks.size());
+  group.local_size = 0;
+  group.members.clear();
+  for (const int rank : ranks) {
+    if (rank == parent.rank()) group.rank = static_cast<int>(group.members.size()), group.local_rank = group.local_size;
+    group.local_size += entry(rank).machine == entry(parent.rank()).machine;
+    group.members.push_back(world.members.empty() ? rank : world.members[static_cast<std::size_t>(rank)]);
+  }
+
+  detail::SplitAddress mine;
+  Socket listener;
+  if (group.rank == 0 && group.size > 1) {
+    try {
+      listener = Socket::listen(detail::own_address(world).with_port(0));
+      mine.port = listener.local().port();
+      mine.text = FixedText<504>(listener.local().host());
+    } catch (const CommError& error) {
+      mine.text = FixedText<504>(error.what());
+    }
+  }
+  const auto all = all_gather_structs(parent, mine);
+  const auto& first = all[static_cast<std::size_t>(ranks.front())];
+  const std::string place(first.text.view());
+  check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
+                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+  group.master_addr = place;
+  group.master_port = static_cast<int>(first.port);
+  group.listen_fd = listener.release();
+  return group;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
+
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
@@ -60138,8 +59043,6 @@ CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
 
-template std::vector<std::shared_ptr<std::byte>> allocate_shared(AnyCommunicator&, std::size_t);
-
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
 
@@ -60149,6 +59052,584 @@ template std::vector<std::shared_ptr<std::byte>> allocate_shared(AnyCommunicator
 // Part of the library chorus::compiled: datasets, loaders and model files.
 
 #define CHORUS_BUILDS_LIBRARY
+// <chorus/io/write_in_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
+/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+
+// <chorus/io/tensor_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+/// Where a model's numbers lie, for what goes into a file and what comes from one.
+
+namespace chorus::io::detail {
+
+/// What begins with this prefix in a checkpoint is not the model's.
+inline constexpr std::string_view training_prefix = "training/";
+
+/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
+/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
+/// on.
+template <Device D>
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<Index> shape;  ///< of the whole
+  std::optional<D> device;
+  void* data;
+  std::vector<std::string> mean_with = {};
+  std::size_t part_begin = 0;
+  std::optional<std::size_t> part_count = {};
+  std::shared_ptr<const PartOfParameter> part = {};
+  bool writes = true;  ///< of ranks that have the same, one writes
+
+  std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
+  /// How many are here.
+  std::size_t count() const {
+    if (part_count) return *part_count;
+    return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
+  }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
+  /// begins in the file's tensor, and where among those that are here.
+  template <class F>
+  void for_runs(const F& f) const {
+    const auto size = size_of(dtype);
+    const auto begin = static_cast<Index>(part_begin), end = begin + static_cast<Index>(count());
+    const auto run = [&](Index in_whole, Index in_part, Index numbers) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + numbers, end);
+      if (from < to)
+        f(static_cast<std::size_t>(in_whole + from - in_part) * size, static_cast<std::size_t>(from - begin) * size,
+          static_cast<std::size_t>(to - from) * size);
+    };
+    if (part == nullptr) return run(0, 0, numel(shape));
+    part->layout().for_runs(part->mine(), run);
+  }
+  void copy_to(void* numbers) const {
+    if (device)
+      copy_bytes(Cpu{}, numbers, *device, data, bytes());
+    else
+      copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
+  }
+  /// `numbers`: those that are here.
+  void fill(const void* numbers) const {
+    if (device)
+      copy_bytes(*device, data, Cpu{}, numbers, bytes());
+    else
+      copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
+  }
+  /// Of the whole tensor's numbers those that are here.
+  std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
+    std::vector<std::byte> own(bytes());
+    for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+      std::copy_n(whole.data() + in_whole, count, own.data() + here);
+    });
+    return own;
+  }
+};
+
+/// All places of a model.
+template <Device D>
+std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+  std::vector<TensorPlace<D>> places;
+  const auto add = [&](const std::string& name, auto& tensor) {
+    const auto extents = tensor.extents();
+    places.push_back({name, tensor.dtype(), {extents.begin(), extents.end()}, tensor.where(), tensor.memory()});
+  };
+  for (const auto& named : nn::named_parameters<D>(model)) {
+    add(named.name, *named.parameter);
+    places.back().part = named.parameter->part();
+  }
+  for (const auto& named : nn::named_buffers<D>(model)) add(named.name, *named.buffer);
+  return places;
+}
+
+/// A policy.
+template <class Net>
+concept IsNet = requires(Net& net) {
+  typename Net::policy_type;
+  net.module();
+};
+
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
+/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+template <class Net>
+constexpr bool keeps_parts = requires(const Net& net) {
+  net.writes_part(true, true);
+};
+
+template <Device D, class Net>
+void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
+  for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
+}
+
+/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+template <Device D, class Net>
+std::vector<TensorPlace<D>> places_in_parts(Net& net) {
+  std::vector<TensorPlace<D>> places;
+  for (const auto& named : net.parameters()) {
+    const auto& p = *named.parameter;
+    if (!p.is_here()) continue;
+    const auto extents = p.extents();
+    places.push_back({.name = named.name,
+                      .dtype = p.dtype(),
+                      .shape = {extents.begin(), extents.end()},
+                      .device = p.where(),
+                      .data = p.place(),
+                      .part = p.part()});
+    if (!p.is_part()) continue;
+    places.back().part_begin = static_cast<std::size_t>(p.part_begin());
+    places.back().part_count = static_cast<std::size_t>(p.count());
+  }
+  for (const auto& named : nn::named_buffers<D>(net.module())) {
+    if (!named.buffer->is_here()) continue;
+    const auto extents = named.buffer->extents();
+    places.push_back({named.name,
+                      named.buffer->dtype(),
+                      {extents.begin(), extents.end()},
+                      named.buffer->where(),
+                      named.buffer->memory()});
+  }
+  choose_writers(net, places);
+  return places;
+}
+
+/// Throws UsageError where a tensor is one rank's part.
+template <Device D>
+void check_whole(const TensorPlace<D>& tensor) {
+  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
+                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+}
+
+/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+template <Device D>
+void say_changed(nn::Module& model) {
+  for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
+  for (const auto& named : nn::named_buffers<D>(model)) named.buffer->touch_by_hand();
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
+
+namespace chorus::io::detail {
+
+/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
+/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
+/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
+/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
+/// nothing is left of the file.
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0 = false);
+
+/// For io::save.
+template <class Net>
+void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
+  using Own = std::remove_reference_t<decltype(net.communicator())>;
+  using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
+  static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
+                "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
+  note_tied(metadata, net.module());
+  using D = typename Net::device_type;
+  write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
+}
+
+}  // namespace chorus::io::detail
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/io/write_in_parts_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+/// How several ranks write a file together, and hear of what fails on any of them.
+
+// <chorus/io/data_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
+/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+
+// <chorus/io/sha256.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+/// SHA-256 through OpenSSL, where the build has it.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#endif
+
+namespace chorus::io {
+
+#if CHORUS_USE_OPENSSL
+
+/// A hash over bytes that come in pieces.
+class Sha256 {
+ public:
+  static constexpr bool available = true;
+
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void update(std::span<const std::byte> data) {
+    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
+  }
+  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  std::string hex() const {
+    constexpr std::string_view digits = "0123456789abcdef";
+    unsigned char hash[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    const Context last(EVP_MD_CTX_new());
+    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
+            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
+    std::string out;
+    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
+
+  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
+
+  Context context_;
+};
+
+#else
+
+/// Stands in where the build has no OpenSSL: making one throws UsageError.
+class Sha256 {
+ public:
+  static constexpr bool available = false;
+
+  Sha256() {
+    fail<UsageError>(
+        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
+        "it again");
+  }
+  void update(std::span<const std::byte>) {}
+  void update(std::string_view) {}
+  std::string hex() const { return {}; }
+};
+
+#endif
+
+/// The hash of `data`, as 64 hexadecimal digits.
+inline std::string sha256_hex(std::span<const std::byte> data) {
+  Sha256 hash;
+  hash.update(data);
+  return hash.hex();
+}
+inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+
+namespace chorus::io {
+
+/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
+/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+inline constexpr std::string_view data_hash_key = "training/data_sha256";
+
+namespace detail {
+
+inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
+
+/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+template <class Read>
+std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
+  std::string hashes;
+  std::vector<std::byte> piece;
+  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
+  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
+    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
+    read(begin, std::span(piece));
+    hashes += sha256_hex(piece);
+  }
+  return hashes;
+}
+
+/// The checksum, of what `piece_hashes` gave to each rank.
+inline std::string data_hash(const std::vector<std::string>& of_ranks) {
+  std::string all;
+  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
+    before = all.size();
+    for (const auto& hashes : of_ranks)
+      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
+  }
+  return sha256_hex(all);
+}
+
+/// The checksum of data that come in any parts, one after the other.
+class DataHash {
+ public:
+  void update(std::span<const std::byte> data) {
+    while (!data.empty()) {
+      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
+      piece_.update(part);
+      data = data.subspan(part.size());
+      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
+    }
+  }
+  std::string hex() {
+    if (in_piece_ > 0) end_piece();
+    return data_hash({hashes_});
+  }
+
+ private:
+  void end_piece() {
+    hashes_ += piece_.hex();
+    piece_ = Sha256();
+    in_piece_ = 0;
+  }
+
+  Sha256 piece_;
+  std::size_t in_piece_ = 0;
+  std::string hashes_;
+};
+
+/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
+  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
+                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+}
+
+/// The same of a whole file.
+template <class Reader>
+void check_data_hash(const Reader& file) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
+  check_data_hash(cat("loading ", file.path()), noted->second, hash);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+
+#include <nlohmann/json.hpp>
+
+namespace chorus::io::detail {
+
+/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
+/// the job. All ranks call it.
+template <class Communicator, class Step, class Undo>
+void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
+  std::exception_ptr own;
+  std::string text;
+  try {
+    step();
+  } catch (const CommError&) {  // the others can't be told
+    undo();
+    throw;
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    text = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
+  }
+  std::int32_t failed = own ? 1 : 0;
+  ranks.all_reduce(std::span(&failed, 1), comm::ReduceOp::max, {});
+  if (failed == 0) return;
+  undo();
+  const auto texts = comm::all_gather_object(ranks, text);
+  const auto same = [&](const std::string& other) { return other == text; };
+  if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
+  const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });
+  fail<FileError>("rank ", first - texts.begin(), ": ", *first);
+}
+
+/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+template <Device D>
+class TensorsOfAll {
+ public:
+  struct Item {
+    std::vector<Index> shape;
+    TensorView view;            ///< of the whole tensor; without numbers
+    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+  };
+
+  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
+  /// all of them, where shapes differ.
+  template <class Communicator>
+  TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
+    auto list = nlohmann::json::array();
+    for (const auto& place : places) list.push_back({place.name, static_cast<int>(place.dtype), place.shape});
+    std::map<std::string, std::size_t, std::less<>> known;
+    const auto lists = comm::all_gather_object(ranks, list.dump());
+    for (std::size_t rank = 0; rank < lists.size(); ++rank)
+      for (const auto& entry : nlohmann::json::parse(lists[rank])) {
+        const auto name = entry[0].template get<std::string>();
+        const auto dtype = static_cast<DType>(entry[1].template get<int>());
+        auto shape = entry[2].template get<std::vector<Index>>();
+        const auto [found, is_new] = known.emplace(name, items_.size());
+        if (is_new) {
+          const auto bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+          items_.push_back({std::move(shape), {}, nullptr});
+          items_.back().view = {
+              name, file_dtype(dtype), items_.back().shape, {static_cast<const std::byte*>(nullptr), bytes}};
+          continue;
+        }
+        const Item& first = items_[found->second];
+        check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          std::span(first.shape));
+      }
+    for (const auto& place : places)
+      if (place.writes) items_[known.find(place.name)->second].own = &place;
+  }
+
+  /// Orders the tensors as the file does, and returns its header.
+  std::string sort(const std::string& path, const Metadata& metadata) {
+    std::vector<const TensorView*> order;
+    for (const Item& item : items_) order.push_back(&item.view);
+    std::string header = safetensors_header(path, order, metadata);
+    std::vector<Item> sorted;
+    for (const TensorView* view : order)
+      sorted.push_back(
+          std::move(*std::find_if(items_.begin(), items_.end(), [&](const Item& item) { return &item.view == view; })));
+    items_ = std::move(sorted);
+    return header;
+  }
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  std::vector<Item> items_;
+};
+
+/// Calls `f(begin, bytes)` for each range of a whole tensor that this rank writes.
+template <Device D, class F>
+void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  if (tensor.own == nullptr || tensor.own->bytes() == 0) return;
+  std::vector<std::byte> numbers(tensor.own->bytes());
+  tensor.own->copy_to(numbers.data());
+  tensor.own->for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
+    f(in_whole, std::span<const std::byte>(numbers).subspan(here, count));
+  });
+}
+
+/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+template <Device D, class Communicator, class F>
+void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
+  std::string message;  // begin, length and bytes of each range
+  const auto add = [&](std::uint64_t number) { message.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  for_own_ranges<D>(tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+    if (ranks.rank() == 0) return f(begin, bytes);
+    add(begin), add(bytes.size());
+    message.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  });
+  const auto lengths = comm::all_gather_structs(ranks, static_cast<std::int64_t>(message.size()));
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    const auto length = static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]);
+    if (length == 0 || (ranks.rank() != 0 && ranks.rank() != rank)) continue;
+    message.resize(length);
+    const std::span numbers(reinterpret_cast<std::uint8_t*>(message.data()), length);
+    if (ranks.rank() == rank) {
+      ranks.send(numbers, 0, {});
+      continue;
+    }
+    ranks.recv(numbers, rank, {});
+    std::uint64_t range[2];
+    for (std::size_t at = 0; at < length; at += sizeof range + range[1]) {
+      std::memcpy(range, message.data() + at, sizeof range);
+      f(range[0], std::as_bytes(std::span(message)).subspan(at + sizeof range, range[1]));
+    }
+  }
+}
+
+template <Device D, class Communicator>
+void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
+                    const Metadata& metadata, bool through_rank_0) {
+  TensorsOfAll<D> tensors(ranks, places);
+  Metadata noted = metadata;
+  const auto checksum = noted.find(std::string(data_hash_key));
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
+  const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
+  std::uint64_t end = header.size();
+  for (const auto& tensor : tensors.items()) end += tensor.view.data.size();
+
+  std::unique_ptr<AtomicFile> file;  // rank 0's
+  const auto undo = [&] { file.reset(); };
+  std::string at;
+  const auto begin_file = [&] {
+    if (ranks.rank() != 0) return;
+    file = std::make_unique<AtomicFile>(path);
+    file->write(header);
+    at = file->extend(end);
+  };
+  on_all_ranks(ranks, begin_file, undo);
+  at = comm::broadcast_object(ranks, std::string_view(at));
+  const Descriptor own(ranks.rank() == 0 ? -1 : ::open(at.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  std::int32_t all_see_it = !through_rank_0 && (ranks.rank() == 0 || own.value >= 0) ? 1 : 0;
+  ranks.all_reduce(std::span(&all_see_it, 1), comm::ReduceOp::min, {});
+
+  const auto write = [&](std::uint64_t begin, std::span<const std::byte> bytes) {
+    if (file != nullptr) return file->write_at(begin, bytes);
+    const bool written = write_at(own.value, begin, bytes);  // before errno is read
+    check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
+  };
+  const auto write_parts = [&] {
+    std::string error;  // where others send, they go on
+    std::uint64_t begin = header.size();
+    for (const auto& tensor : tensors.items()) {
+      const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
+        try {
+          if (error.empty()) write(begin + in_tensor, bytes);
+        } catch (const FileError& failed) {
+          error = failed.what();
+        }
+      };
+      if (all_see_it != 0)
+        for_own_ranges<D>(tensor, write_range);
+      else
+        for_all_ranges<D>(ranks, tensor, write_range);
+      begin += tensor.view.data.size();
+    }
+    check<FileError>(error.empty(), error);
+    const bool synced = file != nullptr || all_see_it == 0 || ::fsync(own.value) == 0;  // before errno is read
+    check<FileError>(synced, "saving ", path, ": syncing the file to the disk failed: ", std::strerror(errno));
+  };
+  on_all_ranks(ranks, write_parts, undo);
+  std::string own_hashes;
+  const auto hash = [&] {
+    if (all_see_it == 0 && ranks.rank() != 0) return;
+    const std::string who = cat("saving ", path);
+    const RegularFile written(at, who);
+    const auto read = [&](std::uint64_t begin, std::span<std::byte> to) {
+      written.read(header.size() + begin, to, who, ": reading what was written");
+    };
+    own_hashes = piece_hashes(end - header.size(), ranks.rank(), all_see_it == 0 ? 1 : ranks.size(), read);
+  };
+  const auto note = [&] {
+    const auto hashes_of_ranks = comm::all_gather_object(ranks, own_hashes);
+    if (ranks.rank() != 0) return;
+    checksum->second = data_hash(hashes_of_ranks);
+    const std::string with_hash = tensors.sort(path, noted);
+    file->write_at(0, std::as_bytes(std::span(with_hash)));
+  };
+  if (hashes) {
+    on_all_ranks(ranks, hash, undo);
+    on_all_ranks(ranks, note, undo);
+  }
+  const auto commit = [&] {
+    if (file) file->commit();
+  };
+  on_all_ranks(ranks, commit, undo);
+}
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 
 template class chorus::data::detail::Loader<chorus::data::Batch>;
 
@@ -60182,6 +59663,2908 @@ Erased erased(Kernel* kernel) {
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_ERASED_HPP
+
+// <chorus/quantization/quantization_aware.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
+/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
+/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+
+// <chorus/quantization/layers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+/// The layers of a model that become integers, found by a walk through it.
+
+// <chorus/nn/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+/// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
+
+// <chorus/nn/parallel_linear.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+
+// <chorus/ops/columns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
+/// each element take it; what mixes columns does not compile.
+
+// <chorus/ops/tensor_regions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
+/// other's. Of a null group all are the identity.
+
+namespace chorus {
+
+using TensorGroupRef = std::shared_ptr<TensorGroup>;
+
+namespace detail {
+
+template <class T, int Rank, class D>
+std::span<T> span_of(const Tensor<T, Rank, D>& x) {
+  return {x.data(), static_cast<std::size_t>(x.numel())};
+}
+
+/// The sum over the group.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
+  copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
+  group.sum(span_of(sum));
+  return sum;
+}
+
+/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+struct SharedAxis {
+  std::size_t axis;
+  Index width, unit;
+};
+
+// The most numbers that a member has; messages have that size.
+inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
+  return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
+}
+
+/// All members' parts, each `x` of its own, joined along the axis.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto part = contiguous(x);
+  auto shape = part.shape();
+  shape[shared.axis] = shared.width;
+  const auto whole = around_axis(shape, shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto mine = Tensor<T, 1, D>::zeros({most}, part.device());
+  copy_bytes(part.device(), mine.data(), part.device(), part.data(), part.bytes());
+  auto all = Tensor<T, 1, D>::empty({most * group.size()}, part.device());
+  group.all_gather(std::span<const T>(span_of(mine)), span_of(all));
+  auto out = Tensor<T, Rank, D>::empty(shape, part.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::put_block(out.device(), whole, of_rank.begin, of_rank.count, all.data() + rank * most, out.data());
+  }
+  return out;
+}
+
+/// This member's part of the sum of all members' `x`.
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  const auto whole = around_axis(dense.shape(), shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto all = Tensor<T, 1, D>::zeros({most * group.size()}, dense.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::take_block(dense.device(), whole, of_rank.begin, of_rank.count, dense.data(), all.data() + rank * most);
+  }
+  auto mine = Tensor<T, 1, D>::empty({most}, dense.device());
+  group.reduce_scatter(std::span<const T>(span_of(all)), span_of(mine));
+  auto shape = dense.shape();
+  shape[shared.axis] = group.part(shared.width, shared.unit).count;
+  return contiguous(mine.slice(0, 0, numel(shape))).view(shape);
+}
+
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared, const TensorGroup& group) {
+  const auto part = group.part(shared.width, shared.unit);
+  return contiguous(x.slice(static_cast<Index>(shared.axis), part.begin, part.begin + part.count));
+}
+
+template <Operand X>
+void check_first_order() {
+  if constexpr (is_graph_variable<X>)
+    fail<UsageError>("gradients of gradients go through one device's layers alone: expected Variables in what ",
+                     "TensorParallel shares out");
+}
+
+/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+template <class Forward, class Backward, Operand X>
+X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
+  check_first_order<X>();
+  if constexpr (is_graph_variable<X>)
+    return x;
+  else
+    return record(
+        name, forward(value_of(x)),
+        [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
+}
+
+/// What takes a Variable's place: of a Parameter its Variable.
+template <Operand X>
+auto as_recorded(const X& x) {
+  if constexpr (AnyTensor<X> || is_graph_variable<X>)
+    return x;
+  else
+    return variable_of(x);
+}
+
+}  // namespace detail
+
+/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+template <Operand X>
+auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "enter_tensor_region", [](const auto& value) { return value; },
+      [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
+}
+
+/// The sum of all members' x: each has it then.
+template <Operand X>
+auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "leave_tensor_region", [&](const auto& value) { return detail::summed(value, *group); },
+      [](const auto& dy) { return dy; }, detail::as_recorded(x));
+}
+
+/// This member's part of an axis of x, which all members have. Gradients are gathered.
+template <Operand X>
+auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "scatter_axis", [&](const auto& value) { return detail::part_of(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
+/// between members, so that gradients are added up; else all compute the same with it.
+template <Operand X>
+auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
+                 const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("gather_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, width, unit};
+  check<ShapeError>(value_of(x).shape()[a] == group->part(width, unit).count, "gather_axis: expected ",
+                    group->part(width, unit).count, " of ", width, " entries along axis ", a, ", got shape ",
+                    value_of(x).shape());
+  return detail::between_ranks(
+      "gather_axis", [&](const auto& value) { return detail::all_parts(value, shared, *group); },
+      [shared, group, summing](const auto& dy) {
+        return summing ? detail::part_of_sum(dy, shared, *group) : detail::part_of(dy, shared, *group);
+      },
+      detail::as_recorded(x));
+}
+
+/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+template <Operand X>
+auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("reduce_scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "reduce_scatter_axis", [&](const auto& value) { return detail::part_of_sum(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+
+namespace chorus {
+
+/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+template <Operand X>
+class Columns {
+ public:
+  using operand_type = X;
+
+  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
+      : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
+    check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
+                      width, " columns, got shape ", value_of(part_).shape());
+  }
+
+  const X& part() const { return part_; }
+  Index width() const { return width_; }
+  Index unit() const { return unit_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// Which columns this rank has.
+  AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
+  /// Of all columns.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape.back() = width_;
+    return shape;
+  }
+  /// Another value whose columns are shared out as these are.
+  template <Operand Y>
+  Columns<Y> with(Y part) const {
+    return {std::move(part), width_, unit_, group_};
+  }
+  /// Whether two values' columns are shared out in the same way.
+  template <class Y>
+  bool same_as(const Columns<Y>& other) const {
+    return width_ == other.width() && group_ == other.group() &&
+           (group_ == nullptr || unit_ == other.unit() || group_->size() == 1);
+  }
+
+ private:
+  X part_;
+  Index width_, unit_;
+  TensorGroupRef group_;
+};
+
+namespace detail {
+template <class X>
+inline constexpr bool is_columns = false;
+template <class X>
+inline constexpr bool is_columns<Columns<X>> = true;
+template <class... Xs>
+inline constexpr bool no_columns = false;
+
+template <class A, class B>
+void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
+  check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
+                    " are shared out in different ways");
+}
+}  // namespace detail
+
+/// All columns, on every rank.
+template <class X>
+auto gather_columns(const Columns<X>& x) {
+  return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
+}
+
+/// This rank's columns of what all ranks have.
+template <Operand X>
+auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  const Index width = value_of(x).shape().back();
+  auto part = scatter_axis(x, -1, unit, group);
+  return Columns<decltype(part)>(std::move(part), width, unit, group);
+}
+
+#define CHORUS_OF_COLUMNS(FUNCTION)                               \
+  template <class X, class... Numbers>                            \
+  auto FUNCTION(const Columns<X>& x, const Numbers&... numbers) { \
+    return x.with(FUNCTION(x.part(), numbers...));                \
+  }
+CHORUS_OF_COLUMNS(relu)
+CHORUS_OF_COLUMNS(relu6)
+CHORUS_OF_COLUMNS(sigmoid)
+CHORUS_OF_COLUMNS(log_sigmoid)
+CHORUS_OF_COLUMNS(silu)
+CHORUS_OF_COLUMNS(gelu)
+CHORUS_OF_COLUMNS(gelu_tanh)
+CHORUS_OF_COLUMNS(mish)
+CHORUS_OF_COLUMNS(hardsigmoid)
+CHORUS_OF_COLUMNS(hardswish)
+CHORUS_OF_COLUMNS(leaky_relu)
+CHORUS_OF_COLUMNS(elu)
+CHORUS_OF_COLUMNS(softplus)
+CHORUS_OF_COLUMNS(hardtanh)
+CHORUS_OF_COLUMNS(abs)
+CHORUS_OF_COLUMNS(square)
+CHORUS_OF_COLUMNS(sqrt)
+CHORUS_OF_COLUMNS(exp)
+CHORUS_OF_COLUMNS(log)
+CHORUS_OF_COLUMNS(sin)
+CHORUS_OF_COLUMNS(cos)
+CHORUS_OF_COLUMNS(tanh)
+CHORUS_OF_COLUMNS(erf)
+#undef CHORUS_OF_COLUMNS
+
+#define CHORUS_OF_COLUMNS(OP)                                 \
+  template <class A, class B>                                 \
+  auto operator OP(const Columns<A>& a, const Columns<B>& b) { \
+    detail::check_same_columns(#OP, a, b);                    \
+    return a.with(a.part() OP b.part());                      \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(const Columns<X>& x, Arithmetic auto n) {  \
+    return x.with(x.part() OP n);                             \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(Arithmetic auto n, const Columns<X>& x) {  \
+    return x.with(n OP x.part());                             \
+  }
+CHORUS_OF_COLUMNS(+)
+CHORUS_OF_COLUMNS(-)
+CHORUS_OF_COLUMNS(*)
+CHORUS_OF_COLUMNS(/)
+#undef CHORUS_OF_COLUMNS
+
+template <class X>
+auto operator-(const Columns<X>& x) {
+  return x.with(-x.part());
+}
+
+// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+#define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
+  template <class X, class... More>                                                                                  \
+  auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
+    static_assert(detail::no_columns<X, More...>,                                                                    \
+                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                            "RowParallelLinear");                                                                    \
+    return x.part();                                                                                                 \
+  }
+CHORUS_MIXES_COLUMNS(linear)
+CHORUS_MIXES_COLUMNS(matmul)
+CHORUS_MIXES_COLUMNS(softmax)
+CHORUS_MIXES_COLUMNS(log_softmax)
+CHORUS_MIXES_COLUMNS(layer_norm)
+CHORUS_MIXES_COLUMNS(sum)
+CHORUS_MIXES_COLUMNS(mean)
+#undef CHORUS_MIXES_COLUMNS
+
+/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+template <class X>
+auto dropout(const Columns<X>& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const auto columns = x.range();
+  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
+}
+
+/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+template <class X, std::size_t NewRank>
+auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
+  check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
+                    x.width(), " as its size, got ", shape);
+  shape.back() = x.range().count;
+  return x.with(reshape(x.part(), shape));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+
+// <chorus/ops/sequence_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
+/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+
+namespace chorus {
+
+/// The group that shares out sequences, where the policy wants that; null else.
+inline TensorGroupRef sequence_group() {
+  const auto& group = tensor_group();
+  return group != nullptr && group->splits_sequences() ? group : nullptr;
+}
+
+/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+template <Operand X>
+class SequencePart {
+ public:
+  SequencePart(X part, Index length, TensorGroupRef group)
+      : part_(std::move(part)), length_(length), group_(std::move(group)) {}
+
+  const X& part() const { return part_; }
+  Index length() const { return length_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// Of all places.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape[1] = length_;
+    return shape;
+  }
+  /// Another value of the same places.
+  template <Operand Y>
+  SequencePart<Y> with(Y part) const {
+    return {std::move(part), length_, group_};
+  }
+
+ private:
+  X part_;
+  Index length_;
+  TensorGroupRef group_;
+};
+
+/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
+/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
+/// them, keeps each rank at its own places in between.
+template <Operand X>
+auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
+  auto part = scatter_axis(x, 1, 1, group);
+  return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
+}
+
+/// All places, on every rank, which compute the same with them.
+template <class X>
+auto gather_sequence(const SequencePart<X>& x) {
+  return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
+}
+
+template <class A, class B>
+auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
+  check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
+                    b.shape(), " are shared out in different ways");
+  return a.with(a.part() + b.part());
+}
+
+/// The same elements go as of the whole value on one device.
+template <class X>
+auto dropout(const SequencePart<X>& x, double p, bool training = true) {
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  const auto& value = value_of(x.part());
+  const Index samples = value.size(0), count = value.size(1);
+  const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
+  const auto places = x.group()->part(x.length(), 1);
+  return x.with(detail::dropout_part(x.part(), p, {x.length() * inner, places.begin * inner, count * inner}));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
+/// UsageError where there is none.
+inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
+  if (mine == width) return nullptr;
+  const auto& group = tensor_group();
+  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
+                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
+                    "see TensorParallel::gathered for a whole model");
+  return group;
+}
+
+/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+template <Operand X>
+auto entered(const X& x, const TensorGroupRef& group) {
+  return enter_tensor_region(x, group);
+}
+template <class X>
+auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
+  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
+  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
+}
+}  // namespace detail
+
+/// Options of ColumnParallelLinear and RowParallelLinear.
+struct ParallelLinearOptions {
+  bool bias = true;
+  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  Index unit = 1;
+};
+
+/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
+/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class ColumnParallelLinear : public Linear<D, T> {
+ public:
+  /// Throws ShapeError unless `unit` divides the outputs.
+  ColumnParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), out_(out_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && out_ % unit_ == 0, "ColumnParallelLinear: units of ", unit_, " do not divide ", out_,
+                      " outputs");
+  }
+
+  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
+    if (this->bias) visitor.split_parameter("bias", this->bias, {.axis = 0, .unit = unit_});
+  }
+  std::string describe() const override {
+    return cat("Linear(", this->weight.shape()[1], ", ", out_, this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  auto columns_of(const auto& x) const {
+    const ReadsParts parts;
+    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
+    auto y = this->of_whole_input(detail::entered(x, group));
+    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
+  }
+
+  Index out_, unit_;
+};
+
+/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
+/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+template <Device D, Real T = float>
+class RowParallelLinear : public Linear<D, T> {
+ public:
+  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
+                      " inputs");
+  }
+
+  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
+  /// columns are shared out in another way.
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return detail::watched(*this, [&] { return of_columns(x); });
+  }
+  /// Of what each rank has whole, it takes its columns.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return of_whole(x); });
+  }
+  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  template <class X>
+  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
+    return detail::watched(*this, [&] { return sequence_of(x, group); });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
+    if (this->bias) visitor.parameter("bias", this->bias);
+  }
+  std::string describe() const override {
+    return cat("Linear(", in_, ", ", this->weight.shape()[0], this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("RowParallelLinear", this->weight.shape()[1], in_, unit_);
+  }
+  template <class X>
+  auto of_columns(const Columns<X>& x) const {
+    const ReadsParts parts;
+    check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
+    const auto own = group();
+    if (own == nullptr) return this->of_whole_input(gather_columns(x));
+    if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
+    check_unit(x);
+    return sum_of(x);
+  }
+  template <Operand X>
+  auto of_whole(const X& x) const {
+    const ReadsParts parts;
+    if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
+    return this->of_whole_input(x);
+  }
+  template <class X>
+  auto sum_of(const Columns<X>& x) const {
+    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+  }
+  template <class X>
+  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
+    using Y = decltype(of_columns(x));
+    const ReadsParts parts;
+    const Index length = x.shape()[1];
+    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
+    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
+    check_unit(x);
+    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
+                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
+    return SequencePart<Y>(std::move(y), length, sequence);
+  }
+  template <Operand Y, Operand B>
+  static Y with_bias(const Y& y, const B& bias) {
+    using Number = typename tensor_of<Y>::value_type;
+    if (!value_of(bias).defined()) return y;
+    if constexpr (std::is_same_v<Number, T>)
+      return y + bias;
+    else
+      return y + to<Number>(bias);
+  }
+  template <class X>
+  void check_unit(const Columns<X>& x) const {
+    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
+                      ", got units of ", x.unit(), ": give both layers the same unit");
+  }
+
+  Index in_, unit_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+
+// <chorus/ops/attention_packed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
+/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+
+namespace chorus {
+
+namespace detail {
+
+/// What is added to scores of this shape: of one mask, or of none.
+template <Operand Q, class... Mask>
+AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
+  static_assert(sizeof...(mask) <= 1);
+  if constexpr (sizeof...(mask) == 1)
+    return attention_mask<typename tensor_of<Q>::value_type>(mask..., scores);
+  else
+    return {};
+}
+
+/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+template <class Q, class K, class V>
+bool goes_by_strides(const Shape<4>& scores) {
+  if constexpr (has_stacked_attention<Q, K, V>)
+    return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
+           !rounds_attention<Q>();
+  return false;
+}
+
+/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
+/// one matrix of them.
+template <Operand X>
+auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto numbers = contiguous(value_of(qkv));
+  const auto device = numbers.device();
+  const auto [batch, length, three, heads, features] = numbers.shape();
+  const Index width = heads * features;
+  kernels::AttentionShape s{.samples = batch,
+                            .heads = heads,
+                            .queries = length,
+                            .keys = length,
+                            .features = features,
+                            .values = features,
+                            .scale = 1 / std::sqrt(static_cast<double>(features)),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? length * length : 0};
+  if (s.dropout > 0) s.key = next_random_key(batch);
+  const kernels::AttentionPitch packed{length * three * width, features, three * width};
+  const kernels::AttentionPitches at{packed, packed, packed, {length * width, features, width}};
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({batch * heads * length}, device);
+  auto out = Tensor<T, 4, D>::empty({batch, length, heads, features}, device);
+  count_multiply_adds(2 * batch * heads * length * length * features);
+  const T *const q = numbers.data(), *const added = mask.data();
+  kernels::attention_forward(device, s, at, q, q + width, q + 2 * width, added, out.data(), log_sums.data());
+  return record(
+      "scaled_dot_product_attention", out,
+      [numbers = Saved(numbers), mask, out = Saved(out), log_sums, s, at, width, device](const auto& dy, auto dx) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        const T *const in = numbers.read(name).data(), *const y = out.read(name).data(), *const hides = mask.data();
+        const auto [grad, accumulate] = dx->target();
+        T* const dq = grad.data();
+        kernels::attention_backward(device, s, at, {accumulate, accumulate, accumulate}, in, in + width, in + 2 * width,
+                                    hides, y, log_sums.data(), dy.data(), dq, dq + width, dq + 2 * width);
+      },
+      qkv);
+}
+
+/// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
+/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+template <Operand Q, Operand K, Operand V, class... Mask>
+auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
+  if constexpr (has_stacked_attention<Q, K, V>) {
+    const auto &queries = value_of(q).shape(), &keys = value_of(k).shape(), &values = value_of(v).shape();
+    const Shape<4> scores{queries[0], queries[2], queries[1], keys[1]};
+    const bool fits = keys == Shape<4>{queries[0], keys[1], queries[2], queries[3]} &&
+                      values == Shape<4>{queries[0], keys[1], queries[2], values[3]};
+    if (fits && queries[3] > 0 && values[3] > 0 && goes_by_strides<Q, K, V>(scores))
+      return attention_in_blocks<true>(q, k, v, mask_of_scores<Q>(scores, mask...), options);
+  }
+  const auto heads_first = [](const auto& x) { return permute(x, {0, 2, 1, 3}); };
+  return heads_first(scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), mask..., options));
+}
+
+template <Operand X, class... Mask>
+auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&... mask) {
+  static_assert(tensor_of<X>::rank == 5,
+                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+  const auto shape = value_of(qkv).shape();
+  const auto [batch, length, three, heads, features] = shape;
+  check<ShapeError>(three == 3,
+                    "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    options.dropout);
+  if constexpr (has_stacked_attention<X, X, X>) {
+    const Shape<4> scores{batch, heads, length, length};
+    if (features > 0 && goes_by_strides<X, X, X>(scores))
+      return attention_in_packed_blocks(qkv, mask_of_scores<X>(scores, mask...), options);
+  }
+  const auto parts = permute(qkv, {2, 0, 3, 1, 4});
+  const auto part = [&, b = batch, l = length, h = heads, f = features](Index i) {
+    return reshape(slice(parts, 0, i, i + 1), Shape<4>{b, h, l, f});
+  };
+  return permute(scaled_dot_product_attention(part(0), part(1), part(2), mask..., options), {0, 2, 1, 3});
+}
+
+}  // namespace detail
+
+/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
+/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
+/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
+/// 1.
+template <Operand X>
+auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
+  return detail::attention_packed(qkv, options);
+}
+/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
+/// that are added to the scores; [length, length] or with axes in front.
+template <Operand X, Scalar T, int Rank, Device D>
+auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
+                                         const AttentionOptions& options = {}) {
+  return detail::attention_packed(qkv, options, mask);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+
+namespace chorus::nn {
+
+/// Options of MultiheadAttention.
+struct MultiheadAttentionOptions {
+  bool bias = true;
+};
+
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
+/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
+/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
+/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
+template <Device D, Real T>
+class MultiheadAttention : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> in_proj_weight;
+  Parameter<T, 1, D> in_proj_bias;
+  RowParallelLinear<D, T> out_proj;
+
+  /// Throws ShapeError unless `heads` divides the features.
+  MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
+      : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
+    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
+    in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
+    if (!options.bias) return;
+    in_proj_bias = Parameter(init::constant<T, D, 1>({3 * features}, T{0}));
+    out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
+  }
+
+  /// With `causal`, query i sees keys 0 to i only.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, causal); });
+  }
+  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  template <Operand Q, Operand K, Operand V, int Rank>
+  auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, mask); });
+  }
+
+  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  template <class Q, class K, class V, class Seen = bool>
+  auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
+    return detail::watched(
+        *this, [&] { return out_proj.to_sequence(attended(query, key, value, seen), query.group()); });
+  }
+
+  void visit(Visitor& visitor) override {
+    const Split by_heads{.axis = 0, .blocks = 3, .unit = in_proj_weight.shape()[1] / heads_};
+    visitor.split_parameter("in_proj_weight", in_proj_weight, by_heads);
+    if (in_proj_bias) visitor.split_parameter("in_proj_bias", in_proj_bias, by_heads);
+    visitor.module("out_proj", out_proj);
+  }
+  std::string describe() const override {
+    return cat("MultiheadAttention(", in_proj_weight.shape()[1], ", ", heads_, " heads)");
+  }
+
+ private:
+  static Index checked_head(Index features, Index heads) {
+    check<ShapeError>(heads > 0 && features % heads == 0, "MultiheadAttention: ", heads, " heads do not divide ",
+                      features, " features");
+    return features / heads;
+  }
+
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    return out_proj(attended(query, key, value, seen));
+  }
+  // [batch, queries, features], before the last layer.
+  template <class Q, class K, class V, class Seen>
+  auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
+    const ReadsParts parts;
+    const Index features = in_proj_weight.shape()[1], head = features / heads_;
+    auto group = detail::group_of_part("MultiheadAttention", in_proj_weight.shape()[0] / 3, features, head);
+    const auto q = detail::entered(query, group);
+    const auto k = entered_once(key, group, query, q), v = entered_once(value, group, key, k);
+    const auto& shape = value_of(q).shape();
+    check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
+                      " features");
+    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
+                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
+  }
+  // [batch, queries, this rank's heads, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+      if constexpr (AnyTensor<Seen>)
+        return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
+      else
+        return seen_in_place(q, k, v, head, {.causal = seen});
+    } else {
+      return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
+    }
+  }
+  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  template <Operand Q, Operand K, Operand V, class... Mask>
+  auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
+                     const Mask&... mask) const {
+    if constexpr (std::is_same_v<Q, K> && std::is_same_v<K, V>)
+      if (one_value(q, k) && one_value(k, v)) {
+        const auto& shape = value_of(q).shape();
+        const auto all = linear(q, in_proj_weight, in_proj_bias);
+        const Index heads = in_proj_weight.shape()[0] / 3 / head;
+        return chorus::detail::attention_packed(reshape(all, Shape<5>{shape[0], shape[1], 3, heads, head}), options,
+                                                mask...);
+      }
+    return chorus::detail::attention_of_places(project(q, in_proj_weight, 0, head), project(k, in_proj_weight, 1, head),
+                                               project(v, in_proj_weight, 2, head), options, mask...);
+  }
+  template <Operand X>
+  static bool one_value(const X& a, const X& b) {
+    return node_of(a) == node_of(b) && value_of(a).data() == value_of(b).data() &&
+           value_of(a).shape() == value_of(b).shape() && value_of(a).strides() == value_of(b).strides();
+  }
+  // [batch, this rank's heads, queries, features / heads]
+  template <Operand Q, Operand K, Operand V, class Seen>
+  auto seen_in_order(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
+                     const TensorGroupRef& group) const {
+    return detail::attended(
+        this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
+          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& weight = own();
+          const auto heads_first = [&](const auto& x, Index part) {
+            return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
+          };
+          const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
+          const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
+          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+        });
+  }
+  template <Operand X>
+  static auto node_in(const X& x) {
+    return node_of(x);
+  }
+  template <class X>
+  static auto node_in(const SequencePart<X>& x) {
+    return node_of(x.part());
+  }
+  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  template <class X, class Known, class Entered>
+  static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
+    requires std::is_same_v<X, Known>
+  {
+    if constexpr (!chorus::detail::is_graph_variable<Entered>)
+      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+    return detail::entered(x, group);
+  }
+  template <class X, class Known, class Entered>
+  static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
+    return detail::entered(x, group);
+  }
+  // Of a mask with an axis of heads, this rank's.
+  template <class Seen>
+  Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
+    if constexpr (AnyTensor<Seen>)
+      if constexpr (Seen::rank > 2)
+        if (group != nullptr && seen.size(-3) == heads_) {
+          const auto part = group->part(heads_, 1);
+          return contiguous(seen.slice(-3, part.begin, part.begin + part.count));
+        }
+    return seen;
+  }
+  // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
+  template <Operand X, Operand W>
+  auto project(const X& x, const W& whole, Index part, Index head) const {
+    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
+    const Index columns = in_proj_weight.shape()[0] / 3;
+    const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
+    const auto lines = [&] {
+      return linear(x, weight, slice(in_proj_bias, 0, part * columns, (part + 1) * columns));
+    };
+    const auto y = in_proj_bias ? lines() : decltype(lines())(linear(x, weight));
+    const auto& shape = value_of(x).shape();
+    return reshape(y, Shape<4>{shape[0], shape[1], columns / head, head});
+  }
+
+  Index heads_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+
+// <chorus/nn/convolutions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+/// Convolution layers of sequences and volumes, and transposed convolutions.
+
+// <chorus/ops/convolution3d.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+
+namespace chorus {
+
+/// Depth, height and width, given as one number or three.
+struct Size3d {
+  Index depth = 0, height = 0, width = 0;
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
+};
+
+/// Options of conv3d; a Size3d is one number or {depth, rows, columns}.
+struct Conv3dOptions {
+  Size3d stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, depth, height, width], weight: [out, in / groups, kernel_d, kernel_h, kernel_w], bias: [out] or
+/// absent -> [batch, out, out_d, out_h, out_w], sizes as for conv2d. Throws as conv2d does.
+template <Operand X, Operand W, Operand B>
+auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static_assert(tensor_of<X>::rank == 5 && tensor_of<W>::rank == 5,
+                "conv3d: the input is [batch, channels, depth, height, width]");
+  const auto [batch, channels, depth, height, width] = value_of(x).shape();
+  const auto& w = value_of(weight).shape();
+  const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
+  check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
+                    "conv3d: stride, dilation and groups are at least 1, padding at least 0");
+  check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
+                    " is larger than the padded input of ", value_of(x).shape());
+  const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
+
+  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  std::vector<std::int64_t> slices;
+  for (Index d = 0; d < out_depth; ++d)
+    for (Index k = 0; k < w[2]; ++k) {
+      const Index at = d * stride + k * dilation - pad;
+      slices.push_back(at < 0 || at >= depth ? 0 : at + 1);
+    }
+  const auto device = value_of(x).device();
+  const auto index = Tensor<std::int64_t, 1, D>::from(slices, Shape<1>{out_depth * w[2]}, device);
+  const auto padded = detail::plain_concat(2, Tensor<T, 5, D>::zeros({batch, channels, 1, height, width}, device), x);
+  const auto seen = reshape(index_select(padded, 2, index), Shape<6>{batch, channels, out_depth, w[2], height, width});
+  const auto images =
+      reshape(permute(seen, Shape<6>{0, 2, 1, 3, 4, 5}), Shape<4>{batch * out_depth, channels * w[2], height, width});
+  const auto y = conv2d(images, reshape(weight, Shape<4>{w[0], w[1] * w[2], w[3], w[4]}), bias,
+                        {.stride = {options.stride.height, options.stride.width},
+                         .padding = {options.padding.height, options.padding.width},
+                         .dilation = {options.dilation.height, options.dilation.width},
+                         .groups = options.groups});
+  return transpose(reshape(y, Shape<5>{batch, out_depth, w[0], y.size(2), y.size(3)}), 1, 2);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+
+namespace chorus::nn {
+
+/// Options of the layer Conv1d.
+struct Conv1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, out_length]; weight: [out, in / groups, kernel].
+template <Device D, Real T>
+class Conv1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws ShapeError unless channels and kernel are positive and `groups` divides both channel numbers.
+  Conv1d(Index in_channels, Index out_channels, const Conv1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("Conv1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv1d(xs..., options_); });
+    });
+  }
+
+ private:
+  chorus::Conv1dOptions options_;
+};
+
+/// Options of the layer Conv3d; a Size3d is one number or {depth, rows, columns}.
+struct Conv3dOptions {
+  Size3d kernel = 1, stride = 1, padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, depth, height, width] -> [batch, out, ...]; weight: [out, in / groups, depth, height, width].
+template <Device D, Real T>
+class Conv3d : public detail::ConvolutionBase<5, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  Conv3d(Index in_channels, Index out_channels, const Conv3dOptions& options)
+      : detail::ConvolutionBase<5, D, T>("Conv3d", in_channels, out_channels,
+                                         {options.kernel.depth, options.kernel.height, options.kernel.width},
+                                         options.groups, options.bias, false),
+        options_{options.stride, options.padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] {
+      return detail::weighted(this, x, this->weight, this->bias,
+                              [this](const auto&... xs) { return conv3d(xs..., options_); });
+    });
+  }
+
+ private:
+  chorus::Conv3dOptions options_;
+};
+
+/// Options of the layer ConvTranspose1d.
+struct ConvTranspose1dOptions {
+  Index kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, length] -> [batch, out, ...]; weight: [in, out / groups, kernel].
+template <Device D, Real T>
+class ConvTranspose1d : public detail::ConvolutionBase<3, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose1d(Index in_channels, Index out_channels, const ConvTranspose1dOptions& options)
+      : detail::ConvolutionBase<3, D, T>("ConvTranspose1d", in_channels, out_channels, {options.kernel}, options.groups,
+                                         options.bias, true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose1d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose1d(x, this->weight, options_));
+    });
+  }
+
+ private:
+  chorus::ConvTranspose1dOptions options_;
+};
+
+/// Options of the layer ConvTranspose2d.
+struct ConvTranspose2dOptions {
+  Size2d kernel = 1, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+  bool bias = true;
+};
+
+/// x: [batch, in, height, width] -> [batch, out, ...]; weight: [in, out / groups, kernel_h, kernel_w].
+template <Device D, Real T>
+class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
+ public:
+  /// Throws as Conv1d does.
+  ConvTranspose2d(Index in_channels, Index out_channels, const ConvTranspose2dOptions& options)
+      : detail::ConvolutionBase<4, D, T>("ConvTranspose2d", in_channels, out_channels,
+                                         {options.kernel.height, options.kernel.width}, options.groups, options.bias,
+                                         true),
+        options_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {}
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] {
+      const auto with_bias = [&] { return conv_transpose2d(x, this->weight, this->bias, options_); };
+      return this->bias ? with_bias() : decltype(with_bias())(conv_transpose2d(x, this->weight, options_));
+    });
+  }
+
+ private:
+  chorus::ConvTranspose2dOptions options_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
+
+// <chorus/quantization/pass.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+/// One forward pass with fake quantisation: which values are to be rounded, and how.
+
+// <chorus/quantization/integer_product.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
+/// model rounds, in the same order.
+
+// <chorus/kernels/exact_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+/// Sums of products of whole numbers, without rounding error.
+
+namespace chorus::kernels {
+
+/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
+/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+inline thread_local constinit bool exact_sums = false;
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
+
+// <chorus/quantization/kernels/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
+/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+
+// <chorus/quantization/quantized_numbers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
+/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
+/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+
+namespace chorus::quantized {
+
+/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+struct Integers {
+  std::int32_t least = 0, most = 255;
+  friend bool operator==(const Integers&, const Integers&) = default;
+};
+
+/// Which integer stands for which number: q stands for (q - zero_point) scale.
+struct Levels {
+  float scale = 1;
+  std::int32_t zero_point = 0;
+  Integers integers;
+
+  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
+  /// NaN it is the least.
+  std::int32_t level(float number) const { return steps(number) + zero_point; }
+  /// What an integer stands for.
+  float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
+  /// What the integer that stands for `number` stands for.
+  float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
+  /// Whether the integer nearest to `number` is within the ends: then gradients pass.
+  bool holds(float number) const {
+    const float nearest = std::nearbyint(number * (1.0f / scale));
+    return nearest >= low() && nearest <= high();
+  }
+  friend bool operator==(const Levels&, const Levels&) = default;
+
+ private:
+  float low() const { return static_cast<float>(integers.least - zero_point); }
+  float high() const { return static_cast<float>(integers.most - zero_point); }
+  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  std::int32_t steps(float number) const {
+    const float steps = number * (1.0f / scale);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
+  }
+};
+
+/// No scale is smaller: 2^-23, which PyTorch takes.
+inline constexpr float least_scale = 1.1920928955078125e-07f;
+
+/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
+/// exact. Affine: the ends of the range are the ends of the integers.
+inline Levels affine_levels(float min, float max, Integers integers) {
+  min = std::min(min, 0.0f);
+  max = std::max(max, 0.0f);
+  Levels out{std::max((max - min) / static_cast<float>(integers.most - integers.least), least_scale), 0, integers};
+  const auto zero = static_cast<float>(integers.least) - std::nearbyint(min / out.scale);
+  out.zero_point = static_cast<std::int32_t>(
+      std::min(std::max(zero, static_cast<float>(integers.least)), static_cast<float>(integers.most)));
+  return out;
+}
+
+/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+inline Levels symmetric_levels(float min, float max, Integers integers) {
+  const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
+  const float half = static_cast<float>(integers.most - integers.least) / 2;
+  return {std::max(largest / half, least_scale), integers.least < 0 ? 0 : (integers.least + integers.most + 1) / 2,
+          integers};
+}
+
+/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
+/// training and integer inference compute it.
+inline float fold_factor(float norm_weight, float running_var, float eps) {
+  return norm_weight / std::sqrt(running_var + eps);
+}
+/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
+/// ways, as compilers join a product with a sum.
+[[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
+  return (bias - running_mean) * factor + norm_bias;
+}
+/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
+  return static_cast<float>(sum) * (scale / static_cast<float>(count));
+}
+
+/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+struct Requantizer {
+  float bias_in_units = 0, multiplier = 1;
+  Levels levels;
+  std::int32_t least = 0;  ///< with a ReLU the zero point
+
+  Requantizer(float x_scale, float weight_scale, float bias, const Levels& to, bool relu)
+      : levels(to), least(relu ? std::max(to.integers.least, to.zero_point) : to.integers.least) {
+    const float unit = x_scale * weight_scale;
+    bias_in_units = bias / unit;
+    multiplier = unit / to.scale;
+  }
+  std::int32_t operator()(std::int32_t sum) const {
+    return requantized(sum, bias_in_units, multiplier, {levels.zero_point, least, levels.integers.most});
+  }
+
+  struct Ends {
+    std::int32_t zero_point, least, most;
+  };
+  static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
+    const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
+    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    const auto low = static_cast<float>(ends.least - ends.zero_point);
+    const auto high = static_cast<float>(ends.most - ends.zero_point);
+    return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
+  }
+};
+
+}  // namespace chorus::quantized
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
+/// nearbyint does, in instructions that every processor has for whole vectors.
+struct RoundedSteps {
+  float scale, inverse, low, high;
+  explicit RoundedSteps(const quantized::Levels& levels)
+      : scale(levels.scale),
+        inverse(1.0f / levels.scale),
+        low(static_cast<float>(levels.integers.least - levels.zero_point)),
+        high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
+
+  /// The whole number of steps nearest to x, at most one beyond the ends.
+  float operator()(float x) const {
+    constexpr float magic = 12582912.0f;
+    const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
+    return ((above < high + 1 ? above : high + 1) + magic) - magic;
+  }
+  float clamped(float steps) const {
+    const float above = steps > low ? steps : low;
+    return above < high ? above : high;
+  }
+};
+
+/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+template <class F>
+void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
+  if (levels.size() == 1) {
+    const RoundedSteps steps(levels[0]);
+    parallel_ranges(shape.numel(), 64, 16384, [&](Index first, Index count) { f(steps, first, count); });
+    return;
+  }
+  parallel_for(
+      shape.batch * shape.channels,
+      [&](Index row) {
+        f(RoundedSteps(levels[static_cast<std::size_t>(row % shape.channels)]), row * shape.inner, shape.inner);
+      },
+      shape.numel() > 32768);
+}
+
+}  // namespace detail
+
+/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                          float* y) {
+  std::atomic<bool> numbers{true};
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    const float* in = x + first;
+    float* out = y + first;
+    int strange = 0;
+    for (Index i = 0; i < count; ++i) {
+      strange |= in[i] != in[i];
+      out[i] = steps.clamped(steps(in[i])) * steps.scale;
+    }
+    if (strange != 0) numbers.store(false, std::memory_order_relaxed);
+  });
+  return numbers.load();
+}
+
+/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                               float* y) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) y[i] = steps.clamped(steps(x[i]));
+  });
+}
+
+/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
+/// Bengio, Léonard and Courville, 2013).
+inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
+                                   const float* dy, float* dx, bool accumulate) {
+  detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
+    for (Index i = first; i < first + count; ++i) {
+      const float nearest = steps(x[i]), passed = nearest >= steps.low && nearest <= steps.high ? dy[i] : 0.0f;
+      dx[i] = accumulate ? dx[i] + passed : passed;
+    }
+  });
+}
+
+namespace detail {
+
+/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
+  constexpr Index rows = 16;
+  std::array<float, rows> least, most;
+  std::array<std::int32_t, rows> nan{};
+  least.fill(min);
+  most.fill(max);
+  const auto take = [&](Index row, float number) {
+    const auto at = static_cast<std::size_t>(row);
+    nan[at] |= number != number;
+    least[at] = number < least[at] ? number : least[at];
+    most[at] = number > most[at] ? number : most[at];
+  };
+  Index i = 0;
+  for (; i + rows <= count; i += rows)
+    for (Index row = 0; row < rows; ++row) take(row, x[i + row]);
+  for (; i < count; ++i) take(0, x[i]);
+  min = *std::min_element(least.begin(), least.end());
+  max = *std::max_element(most.begin(), most.end());
+  strange = strange || std::any_of(nan.begin(), nan.end(), [](std::int32_t any) { return any != 0; });
+}
+
+}  // namespace detail
+
+/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
+/// infinity, which no finite numbers do.
+inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (Index channel = 0; channel < shape.channels; ++channel) {
+    float least = infinity, most = -infinity;
+    bool strange = false;
+    for (Index sample = 0; sample < shape.batch; ++sample)
+      detail::widen(x + (sample * shape.channels + channel) * shape.inner, shape.inner, least, most, strange);
+    min[channel] = strange ? -infinity : least;
+    max[channel] = strange ? infinity : most;
+  }
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
+
+namespace chorus::nn::quantization {
+
+/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+struct IntegerProduct {
+  kernels::ChannelShape shape;
+  std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
+  float x_scale = 1;
+  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<char> nothing;
+
+  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  void rounded(const quantized::Levels& levels, bool relu, float* y) const;
+
+ private:
+  std::int32_t sum(Index i) const { return sums[static_cast<std::size_t>(i)]; }
+  template <class F>
+  void for_rows(const F& f) const {
+    parallel_for(
+        shape.batch * shape.channels,
+        [&](Index row) { f(static_cast<std::size_t>(row % shape.channels), row * shape.inner); },
+        shape.numel() > 32768);
+  }
+};
+
+namespace detail {
+
+/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+struct ExactParts {
+  float base = 256;
+  std::vector<std::vector<float>> parts;
+
+  ExactParts(const std::vector<float>& w, Index outputs, float reach);
+
+ private:
+  bool split(const std::vector<float>& w, Index outputs, float reach);
+};
+
+}  // namespace detail
+
+/// A layer's weight, times which numbers on the levels `in` are taken.
+struct IntegerFactors {
+  quantized::Levels in;
+  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  Index outputs = 0;
+};
+
+/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
+/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
+/// such a layer has no integer form.
+std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/integer_product_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+/// How a product of numbers on their levels is taken in integers.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE void IntegerProduct::rounded(const quantized::Levels& levels, bool relu, float* y) const {
+  std::vector<quantized::Requantizer> to;
+  for (std::size_t o = 0; o < bias.size(); ++o) to.emplace_back(x_scale, weight_scale[o], bias[o], levels, relu);
+  for_rows([&](std::size_t channel, Index first) {
+    for (Index i = first; i < first + shape.inner; ++i)
+      y[i] = levels.number(to[channel](nothing[channel] != 0 ? 0 : sum(i)));
+  });
+}
+
+}  // namespace chorus::nn::quantization
+
+namespace chorus::nn::quantization::detail {
+
+CHORUS_INLINE ExactParts::ExactParts(const std::vector<float>& w, Index outputs, float reach) {
+  for (; base >= 2 && !split(w, outputs, reach); base = base == 256 ? 16 : base == 16 ? 4 : base - 2) continue;
+}
+
+CHORUS_INLINE bool ExactParts::split(const std::vector<float>& w, Index outputs, float reach) {
+  parts.clear();
+  const std::size_t terms = w.size() / static_cast<std::size_t>(outputs);
+  auto rest = w;
+  while (std::any_of(rest.begin(), rest.end(), [](float x) { return x != 0; }) || parts.empty()) {
+    auto& part = parts.emplace_back(w.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const float above = std::nearbyint(rest[i] / base);
+      part[i] = rest[i] - base * above;
+      rest[i] = above;
+      sum = i % terms == 0 ? std::abs(part[i]) : sum + std::abs(part[i]);
+      if (sum * reach > 1 << 24) return parts.clear(), false;
+    }
+  }
+  return true;
+}
+
+}  // namespace chorus::nn::quantization::detail
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
+    const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
+    const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product) {
+  const chorus::detail::Unobserved unobserved;
+  const chorus::detail::Replaced<bool> exact(kernels::exact_sums, true);
+  const auto& weights = factors.weights;
+  std::vector<float> w(static_cast<std::size_t>(weight.numel()));
+  const Index scales = static_cast<Index>(weights.size());
+  kernels::quantization_steps(Cpu{}, {1, scales, weight.numel() / scales}, weight.data(), weights, w.data());
+  const auto& in = factors.in;
+  const int reach = std::max(in.integers.most - in.zero_point, in.zero_point - in.integers.least);
+  const detail::ExactParts exact_parts(w, factors.outputs, static_cast<float>(reach));
+  if (exact_parts.parts.empty()) return nullptr;
+
+  const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
+  kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
+  const auto out = std::make_shared<IntegerProduct>();
+  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  for (const auto& part : exact_parts.parts) {
+    const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
+    out->sums.resize(static_cast<std::size_t>(y.numel()));
+    for (Index i = 0; i < y.numel(); ++i) {
+      auto& sum = out->sums[static_cast<std::size_t>(i)];
+      const auto more = static_cast<std::uint32_t>(static_cast<std::int32_t>(y.data()[i]));
+      sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) + factor * more);
+    }
+    factor *= static_cast<std::uint32_t>(exact_parts.base);
+  }
+  out->x_scale = in.scale;
+  const auto outputs = static_cast<std::size_t>(factors.outputs);
+  for (std::size_t o = 0; o < outputs; ++o) out->weight_scale.push_back(weights[weights.size() == 1 ? 0 : o].scale);
+  out->bias.assign(outputs, 0);
+  out->nothing.assign(outputs, 0);
+  return out;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
+
+// <chorus/quantization/layer_ranges.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+/// What is known of each layer with weights while its model computes with fake quantisation.
+
+// <chorus/quantization/activation_site.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+/// One quantiser of activations: the range of a value of the model, of the global batch.
+
+// <chorus/quantization/observer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+/// Observers: the range of the numbers seen so far (Jacob et al. 2018, section 3.1).
+
+namespace chorus::nn::quantization {
+
+/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+struct Range {
+  float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
+
+  bool empty() const { return min > max; }
+  /// Whether all numbers in it are finite; NaNs were counted as infinities (kernels::min_max).
+  bool finite() const { return std::isfinite(min) && std::isfinite(max); }
+};
+
+/// The last one seen; one of nothing changes nothing.
+struct Memoryless {
+  Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
+};
+
+/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// nothing.
+struct MovingAverage {
+  float share = 0.01f;
+
+  Range operator()(const Range& range, const Range& seen) const {
+    if (seen.empty()) return range;
+    if (range.empty()) return seen;
+    return {range.min + share * (seen.min - range.min), range.max + share * (seen.max - range.max)};
+  }
+};
+
+/// The least and largest of all.
+struct MinMax {
+  Range operator()(const Range& range, const Range& seen) const {
+    return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
+  }
+};
+
+/// A scheme's: memoryless where the share is 1.
+inline Range observed(const Range& range, const Range& seen, float share) {
+  return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
+
+// <chorus/quantization/scheme.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
+/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
+/// averaging = 0.001; };`
+
+namespace chorus {
+
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
+/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+struct Int8 {
+  static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
+  static constexpr bool symmetric_activations = false, per_channel = true;
+  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  static constexpr double averaging = 0.01;
+  /// The same for weights.
+  static constexpr double weight_averaging = 1;
+};
+/// One scale for all of a layer's weights.
+struct Int8PerTensor : Int8 {
+  static constexpr bool per_channel = false;
+};
+/// Activations symmetric about the integer 128.
+struct Int8Symmetric : Int8 {
+  static constexpr bool symmetric_activations = true;
+};
+/// Weights of 4 bits, in [-7, 7].
+struct Int8Weights4 : Int8 {
+  static constexpr quantized::Integers weights{-7, 7};
+};
+
+namespace nn::quantization {
+
+/// A scheme as numbers.
+struct Scheme {
+  quantized::Integers activations, weights;
+  bool symmetric_activations = false, per_channel = true;
+  float averaging = 0, weight_averaging = 1;
+
+  quantized::Levels activation_levels(float min, float max) const {
+    return symmetric_activations ? quantized::symmetric_levels(min, max, activations)
+                                 : quantized::affine_levels(min, max, activations);
+  }
+  quantized::Levels weight_levels(float min, float max) const {
+    return quantized::symmetric_levels(min, max, weights);
+  }
+};
+
+template <class S>
+constexpr Scheme scheme_of() {
+  static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
+                "a scheme's averaging is in (0, 1]");
+  static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
+                "a scheme's activations are integers in [0, most], most at most 255");
+  static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
+                "a scheme's weights are integers in [-128, 127], of both signs");
+  return {S::activations,
+          S::weights,
+          S::symmetric_activations,
+          S::per_channel,
+          static_cast<float>(S::averaging),
+          static_cast<float>(S::weight_averaging)};
+}
+
+}  // namespace nn::quantization
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
+
+namespace chorus::nn::quantization {
+
+class ActivationSite {
+ public:
+  /// `name`: the layer's path and what of it: `conv1.output`.
+  explicit ActivationSite(std::string name);
+
+  const std::string& name() const { return name_; }
+  Range range() const;
+  void set_range(const Range& range) const;
+
+  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
+  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
+  /// infinity. Returns whether the batch had any numbers.
+  bool observe(const float* numbers, Index count, float share) const;
+
+  /// Throws UsageError where no range is known.
+  quantized::Levels levels(const Scheme& scheme) const;
+
+  void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
+
+ private:
+  std::string name_;
+  Buffer<float, 1, Cpu> range_;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/activation_site_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+/// How the range of what goes into a layer, or out of it, is followed.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE ActivationSite::ActivationSite(std::string name) : name_(std::move(name)) {
+  range_ = Buffer(Tensor<float, 1, Cpu>::zeros({2}));
+  set_range({});
+}
+
+CHORUS_INLINE Range ActivationSite::range() const {
+  const float* const ends = value_of(range_).data();
+  return {ends[0], ends[1]};
+}
+
+CHORUS_INLINE void ActivationSite::set_range(const Range& range) const {
+  float* const ends = value_of(range_).data();
+  ends[0] = range.min;
+  ends[1] = range.max;
+  range_.on<Cpu>().touch();
+}
+
+CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, float share) const {
+  Range seen;
+  kernels::min_max(Cpu{}, {1, 1, count}, numbers, &seen.min, &seen.max);
+  if (const auto group = batch_group()) {
+    double ends[] = {-static_cast<double>(seen.min), static_cast<double>(seen.max)};
+    group->max(ends);
+    seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
+  }
+  check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
+                        "': a NaN or an infinity came, which no integer stands for");
+  if (seen.empty()) return false;
+  set_range(observed(range(), seen, share));
+  return true;
+}
+
+CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) const {
+  const Range known = range();
+  check<UsageError>(!known.empty(), "QuantizationAware: '", name_,
+                    "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                    "has one");
+  return scheme.activation_levels(known.min, known.max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
+
+namespace chorus::nn::quantization {
+
+/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
+/// operands of attention's first projections and products.
+enum class LayerKind { weighted, table, attention };
+
+/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
+/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
+/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
+/// it is that of the last layer whose result it takes.
+struct LayerRanges {
+  LayerRanges(const std::string& layer, Index channels, LayerKind kind);
+
+  /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
+  void observe_weights(const float* weights, Index count, float share) const;
+  /// By output channel, or one for all. Throws UsageError where no range is known.
+  std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
+  void visit(Visitor& visitor);
+
+  std::string name, weight_name, min_name, max_name;
+  ActivationSite input, output, sum, concatenation;
+  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
+  Buffer<float, 1, Cpu> weight_min, weight_max;
+
+ private:
+  LayerKind kind_;
+};
+
+/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+struct LayerPlace {
+  const LayerRanges* ranges = nullptr;
+  Module* norm = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
+  std::string norm_name;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/layer_ranges_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+/// How the range of a layer's weights is followed, and where its numbers are kept.
+
+namespace chorus::nn::quantization {
+
+CHORUS_INLINE LayerRanges::LayerRanges(const std::string& layer, Index channels, LayerKind kind)
+    : name(layer),
+      weight_name(cat(layer, ".weight")),
+      input(cat(layer, ".input")),
+      output(cat(layer, ".output")),
+      sum(cat(layer, ".sum")),
+      concatenation(cat(layer, ".concatenation")),
+      kind_(kind) {
+  if (kind == LayerKind::attention)
+    for (const char* what : {".query", ".key", ".value", ".attention"}) attention.emplace_back(cat(layer, what));
+  weight_min = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.min));
+  weight_max = Buffer(Tensor<float, 1, Cpu>::full({channels}, Range{}.max));
+  min_name = cat(layer, ".weight_min");
+  max_name = cat(layer, ".weight_max");
+}
+
+CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index count, float share) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  const Index channels = min.numel();
+  for (Index i = 0; i < channels; ++i) {
+    Range seen;
+    kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
+    check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
+                          "' has a NaN or an infinity, which no integer stands for");
+    const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
+    min.data()[i] = now.min;
+    max.data()[i] = now.max;
+  }
+  weight_min.on<Cpu>().touch();
+  weight_max.on<Cpu>().touch();
+}
+
+CHORUS_INLINE std::vector<quantized::Levels> LayerRanges::weight_levels(const Scheme& scheme) const {
+  const auto& min = value_of(weight_min);
+  const auto& max = value_of(weight_max);
+  std::vector<quantized::Levels> out;
+  for (Index i = 0; i < min.numel(); ++i) {
+    check<UsageError>(min.data()[i] <= max.data()[i], "QuantizationAware: '", weight_name,
+                      "' has no range yet: expected a forward pass in training, with observe(true), or a file that ",
+                      "has one");
+    out.push_back(scheme.weight_levels(min.data()[i], max.data()[i]));
+  }
+  return out;
+}
+
+CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
+  if (kind_ == LayerKind::weighted)
+    for (auto* const site : {&input, &output, &sum, &concatenation}) site->visit(visitor);
+  if (kind_ == LayerKind::attention) input.visit(visitor);
+  for (auto& site : attention) site.visit(visitor);
+  visitor.buffer(min_name, weight_min);
+  visitor.buffer(max_name, weight_max);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
+
+// <chorus/quantization/ops/fake_quantize.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+
+namespace chorus {
+
+// What the tape, and who watches operations, remember of this one.
+namespace operations {
+struct FakeQuantize {
+  static constexpr const char* name = "fake_quantize";
+  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  int axis = -1;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+template <std::size_t Rank>
+kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
+  kernels::ChannelShape out;
+  for (int i = 0; i < static_cast<int>(Rank); ++i) {
+    const Index size = shape[static_cast<std::size_t>(i)];
+    (i < axis ? out.batch : i == axis ? out.channels : out.inner) *= size;
+  }
+  return out;
+}
+
+/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+template <Operand X>
+detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
+                                         const std::string& what) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
+                "fake_quantize: it is for float tensors on the CPU");
+  if constexpr (is_graph_variable<X>) {
+    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+  } else {
+    const auto input = contiguous(value_of(x));
+    const auto shape = channels_along(input.shape(), axis);
+    auto out = tensor_of<X>::empty(input.shape(), input.device());
+    check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
+                          ": a NaN came, which no integer stands for");
+    operations::FakeQuantize operation{levels, axis};
+    return record(
+        std::move(operation), std::move(out),
+        [input = Saved(input), shape, levels = std::move(levels)](const auto& dy, auto dx) {
+          const auto [grad, accumulate] = dx->target();
+          kernels::fake_quantize_backward(Cpu{}, shape, input.read("fake_quantize").data(), levels, dy.data(),
+                                          grad.data(), accumulate);
+        },
+        x);
+  }
+}
+
+/// Throws UsageError unless these are levels of at most 8 bits or 16.
+inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
+                                        std::int64_t most) {
+  constexpr std::int64_t limit = 1 << 16;
+  check<UsageError>(least < most && least >= -limit && most <= limit, name, ": expected integers in [", -limit, ", ",
+                    limit, "], the least below the most, got [", least, ", ", most, "]");
+  check<UsageError>(std::isfinite(scale) && scale > 0, name, ": expected a positive scale, got ", scale);
+  check<UsageError>(zero_point >= least && zero_point <= most, name, ": expected a zero point in [", least, ", ", most,
+                    "], got ", zero_point);
+  return {scale, static_cast<std::int32_t>(zero_point),
+          {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
+}
+
+template <std::size_t Rank>
+std::vector<quantized::Levels> levels_along(const char* name, const std::array<Index, Rank>& shape,
+                                            const Tensor<float, 1, Cpu>& scales,
+                                            const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                            std::int64_t least, std::int64_t most) {
+  check<UsageError>(axis >= 0 && axis < static_cast<int>(Rank), name, ": axis ", axis, " is not in [0, ", Rank, ")");
+  const Index channels = shape[static_cast<std::size_t>(axis)];
+  check<ShapeError>(scales.numel() == channels && zero_points.numel() == channels, name, ": expected ", channels,
+                    " scales and zero points for an input of shape ", shape, " along axis ", axis, ", got ",
+                    scales.numel(), " and ", zero_points.numel());
+  const auto all_scales = contiguous(scales).to_vector();
+  const auto all_zeros = contiguous(zero_points).to_vector();
+  std::vector<quantized::Levels> out;
+  for (std::size_t i = 0; i < all_scales.size(); ++i)
+    out.push_back(checked_levels(name, all_scales[i], all_zeros[i], least, most));
+  return out;
+}
+
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& x,
+                              const std::vector<quantized::Levels>& levels, int axis) {
+  using Limits = std::numeric_limits<Q>;
+  const auto fits = [](std::int32_t integer) {
+    return static_cast<std::int64_t>(integer) >= static_cast<std::int64_t>(Limits::min()) &&
+           static_cast<std::int64_t>(integer) <= static_cast<std::int64_t>(Limits::max());
+  };
+  const auto& ends = levels.front().integers;
+  check<UsageError>(fits(ends.least) && fits(ends.most), name, ": integers in [", ends.least, ", ", ends.most,
+                    "] don't fit ", dtype<Q>);
+  const auto input = contiguous(x);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const float number = input.data()[i];
+    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = static_cast<Q>(levels[channel].level(number));
+  }
+  return out;
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::vector<quantized::Levels>& levels,
+                                    int axis) {
+  const auto input = contiguous(q);
+  const auto shape = channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  for (Index i = 0; i < input.numel(); ++i) {
+    const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
+    out.data()[i] = levels[channel].number(static_cast<std::int32_t>(input.data()[i]));
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
+/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
+/// zero point or integers make no sense, NonFiniteError for a NaN.
+template <Operand X>
+auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
+  return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
+                               "fake_quantize");
+}
+
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
+/// are not as many.
+template <Operand X>
+auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
+                               const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
+                               std::int64_t most) {
+  constexpr const char* name = "fake_quantize_per_channel";
+  return detail::fake_quantize(
+      x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
+}
+
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
+/// Q does not hold the integers.
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
+                                         std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_tensor";
+  return detail::quantize<Q>(name, x, {detail::checked_levels(name, scale, zero_point, least, most)}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<Q, Rank, Cpu> quantize_per_channel(const Tensor<float, Rank, Cpu>& x, const Tensor<float, 1, Cpu>& scales,
+                                          const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis,
+                                          std::int64_t least, std::int64_t most) {
+  constexpr const char* name = "quantize_per_channel";
+  return detail::quantize<Q>(name, x, detail::levels_along(name, x.shape(), scales, zero_points, axis, least, most),
+                             axis);
+}
+
+/// (q - zero_point) scale.
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_tensor(const Tensor<Q, Rank, Cpu>& q, float scale, std::int64_t zero_point) {
+  return detail::dequantize(q, {{scale, static_cast<std::int32_t>(zero_point), {}}}, -1);
+}
+template <Scalar Q, int Rank>
+Tensor<float, Rank, Cpu> dequantize_per_channel(const Tensor<Q, Rank, Cpu>& q, const Tensor<float, 1, Cpu>& scales,
+                                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis) {
+  constexpr std::int64_t all = 1 << 16;
+  return detail::dequantize(
+      q, detail::levels_along("dequantize_per_channel", q.shape(), scales, zero_points, axis, -all, all), axis);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
+
+namespace chorus::nn::quantization {
+
+/// One forward pass.
+class Pass final : public Interceptor {
+ public:
+  using Layers = std::unordered_map<const void*, LayerPlace>;
+  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
+  /// those of an integer model.
+  Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
+      : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
+
+  const void* find(const void* layer) const override;
+  void refuse_numbers(const void* part) const override;
+  void layer(const void* part, const LayerCall& call, void* result) override;
+  Variable<float, 2, Cpu> table(const void* part, const Variable<float, 2, Cpu>& weight, Index rows) override;
+  const void* begin_attention(const void* part) override {
+    return std::exchange(attending_, static_cast<const LayerPlace*>(part));
+  }
+  Variable<float, 2, Cpu> attention_weight(const void* part, const Variable<float, 2, Cpu>& weight,
+                                           bool any) override {
+    return this->weight(of(part), weight, any);
+  }
+  void attention_input(const void* part, const FloatVariable& x, void* result) override;
+  void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
+  bool takes_attention_weights() const override { return attending_ != nullptr; }
+  void attends_by(const Storage<Cpu>& weights) override;
+  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
+  void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
+    output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
+  }
+  void norm_adds(const void* part, const Storage<Cpu>& sum) override;
+  bool take(const FloatVariable& x, void* result) override;
+  void derived(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) override {
+    follow(from, result, false, exact);
+  }
+  bool joins(Joint how, std::span<const JointOperand> operands, bool alike) override;
+  void joined(const Storage<Cpu>& result) override;
+  bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
+  void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
+
+  /// What goes into a layer.
+  template <int Rank>
+  Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    if (values_.contains(key(value_of(x).storage()))) return rounded(x);
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
+    auto out = rounded(x);
+    values_.erase(key(storage));  // what else takes it rounds it by itself
+    inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
+    return out;
+  }
+  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  template <int Rank>
+  Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
+    const auto& numbers = value_of(w);
+    if (observes_ && saw_numbers_)  // an empty batch changes nothing
+      place.ranges->observe_weights(numbers.data(), numbers.numel(), scheme_.weight_averaging);
+    if (!rounds_ || !any) return w;
+    return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
+                                         place.ranges->weight_name);
+  }
+  /// What goes into attention's projections: the same tensor into several is seen once.
+  template <int Rank>
+  Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    if (values_.contains(key(storage))) return rounded(x);
+    const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
+    return at_site(place.ranges->input, x, !is_new);
+  }
+  /// x as integers stand for it that are those of a site.
+  template <int Rank>
+  Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
+                                     bool observed = false) {
+    const auto& storage = value_of(x).storage();
+    values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &site, .observed = observed});
+    auto out = rounded(x);
+    values_.erase(key(storage));
+    return out;
+  }
+  /// x, rounded where it is a layer's result that is not yet.
+  template <int Rank>
+  Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
+    const auto& storage = value_of(x).storage();
+    const auto input = contiguous(value_of(x));
+    const auto* const site = site_of(storage, input.data(), input.numel());
+    if (site == nullptr) return x;
+    auto out = chorus::detail::fake_quantize(x, {site->levels(scheme_)}, -1, site->name());
+    const bool same_order = value_of(x).is_contiguous();
+    was_rounded(storage, value_of(out).storage(),
+                {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
+    return out;
+  }
+  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
+  /// followed by a `relu` or not.
+  void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+              std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
+  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
+
+ private:
+  static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
+  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
+  /// where they stand in another order than those of `from`.
+  void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
+  /// In evaluation, of a value that was rounded: its levels.
+  std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
+
+  struct Value {
+    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    const ActivationSite* site;
+    const Module* awaits = nullptr;     // the batch norm that has to come next
+    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
+    std::size_t call = 0;               // that layer's place in the pass
+    bool rounded = false, observed = false;
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    bool relu = false;
+  };
+  /// What a layer has taken that is no layer's result, and rounded as that.
+  struct Input {
+    Storage<Cpu> storage;
+    Index count;
+    const ActivationSite* site;
+  };
+  struct JointSite {
+    const ActivationSite* site = nullptr;
+    const LayerPlace* place = nullptr;
+    std::size_t call = 0;
+  };
+  static const ActivationSite& joint_of(Joint how, const Value& value);
+  const ActivationSite* as_input(const JointOperand& x) const;
+  void keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call, const Storage<Cpu>& result);
+  static const void* key(const Storage<Cpu>& storage) { return storage.memory().block(); }
+  void follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact);
+
+  const Scheme& scheme_;
+  const Layers& layers_;
+  const bool observes_, rounds_, evaluates_;
+  bool saw_numbers_ = false;
+  std::shared_ptr<const IntegerProduct> taken_product_;
+  std::unordered_map<const void*, Value> values_;
+  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_set<const ActivationSite*> taken_joints_;
+  JointSite joint_;
+  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::size_t calls_ = 0;
+  const LayerPlace* attending_ = nullptr;
+  std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
+};
+
+}  // namespace chorus::nn::quantization
+
+#if !CHORUS_COMPILED
+// <chorus/quantization/pass_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+/// How a pass finds out where what a layer takes comes from.
+
+// <chorus/quantization/layer_output.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+
+// <chorus/quantization/fold_batch_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
+/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
+/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+
+namespace chorus::nn::quantization {
+
+/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
+
+/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+struct FoldFactors {
+  std::vector<float> factor, slope;
+  std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
+
+  FoldFactors(const Tensor<float, 1, Cpu>& gamma, const Tensor<float, 1, Cpu>& running_var, float eps) {
+    for (Index i = 0; i < running_var.numel(); ++i) {
+      const float var = running_var.data()[i];
+      factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
+      slope.push_back(1.0f / std::sqrt(var + eps));
+      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
+      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
+      if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
+    }
+  }
+};
+
+/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
+/// numbers; null: 0, gamma 1.
+inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
+                                        const float* running_mean, const float* running_var, float eps) {
+  std::vector<float> out;
+  for (Index i = 0; i < channels; ++i) {
+    const float factor = quantized::fold_factor(gamma == nullptr ? 1.0f : gamma[i], running_var[i], eps);
+    out.push_back(quantized::folded_bias(factor, bias == nullptr ? 0.0f : bias[i], running_mean[i],
+                                         beta == nullptr ? 0.0f : beta[i]));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+template <int Rank>
+Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
+                                         const FoldFactors& factors, int axis, bool divided) {
+  const auto input = contiguous(value_of(x));
+  const auto shape = chorus::detail::channels_along(input.shape(), axis);
+  auto out = Tensor<float, Rank, Cpu>::empty(input.shape());
+  const auto for_rows = [shape](const auto& f) {
+    parallel_for(
+        shape.batch * shape.channels, [&](Index row) { f(row * shape.inner, row % shape.channels); },
+        shape.numel() > 32768);
+  };
+  const auto multiply = [=](float number, float factor) { return divided ? number / factor : number * factor; };
+  for_rows([&](Index first, Index channel) {
+    const float factor = factors.factor[static_cast<std::size_t>(channel)];
+    for (Index i = first; i < first + shape.inner; ++i) out.data()[i] = multiply(input.data()[i], factor);
+  });
+  return record(
+      "fold_batch_norm", std::move(out),
+      [input = chorus::detail::Saved(input), factors, shape, for_rows, multiply, divided](const auto& dy, auto dx,
+                                                                                          auto dgamma) {
+        if (dx) {
+          const auto [grad, accumulate] = dx->target();
+          for_rows([&, to = grad.data(), adds = accumulate](Index first, Index channel) {
+            const float factor = factors.factor[static_cast<std::size_t>(channel)];
+            for (Index i = first; i < first + shape.inner; ++i)
+              to[i] = (adds ? to[i] : 0.0f) + multiply(dy.data()[i], factor);
+          });
+        }
+        if (dgamma) {
+          const float* const numbers = input.read("fold_batch_norm").data();
+          const auto [grad, accumulate] = dgamma->target();
+          for (Index channel = 0; channel < shape.channels; ++channel) {
+            double sum = 0;
+            for (Index sample = 0; sample < shape.batch; ++sample) {
+              const Index first = (sample * shape.channels + channel) * shape.inner;
+              for (Index i = first; i < first + shape.inner; ++i)
+                sum += static_cast<double>(dy.data()[i]) * static_cast<double>(numbers[i]);
+            }
+            const auto at = static_cast<std::size_t>(channel);
+            const auto factor = static_cast<double>(factors.factor[at]), slope = static_cast<double>(factors.slope[at]);
+            const auto gradient = static_cast<float>(sum * (divided ? -slope / (factor * factor) : slope));
+            grad.data()[channel] = (accumulate ? grad.data()[channel] : 0.0f) + gradient;
+          }
+        }
+      },
+      x, gamma);
+}
+
+}  // namespace detail
+
+/// weight: [out, ...], times the fold factor of each output channel.
+template <int Rank>
+auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(weight, gamma, factors, 0, false);
+}
+/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+template <int Rank>
+auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
+  return detail::times_factors(y, gamma, factors, 1, true);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
+
+namespace chorus::nn::quantization {
+
+/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+template <int XRank, int WRank>
+using LayerFunction = std::function<Variable<float, XRank, Cpu>(
+    const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
+
+/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+template <int XRank, int WRank>
+std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
+                                                  const Variable<float, XRank, Cpu>& x,
+                                                  const Variable<float, WRank, Cpu>& w,
+                                                  const LayerFunction<XRank, WRank>& product) {
+  // Of these layers there are integer forms.
+  if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
+    const auto& input = value_of(x);
+    const auto& weight = value_of(w);
+    const auto factors = pass.factors(place, input.storage(), weight.size(0));
+    if (!factors || (place.norm != nullptr && place.norm->training())) return nullptr;
+    const auto flat = [](const auto& numbers) { return contiguous(numbers).view(Shape<1>{numbers.numel()}); };
+    Shape<XRank> shape{};
+    auto out = integer_product(*factors, flat(input), flat(weight), [&](const auto& steps, const auto& part) {
+      const Variable<float, XRank, Cpu> xs(steps.view(input.shape()));
+      const Variable<float, WRank, Cpu> ws(part.view(weight.shape()));
+      const auto y = contiguous(value_of(product(xs, ws, Variable<float, 1, Cpu>())));
+      shape = y.shape();
+      return y.view(Shape<1>{y.numel()});
+    });
+    if (out != nullptr) out->shape = chorus::detail::channels_along(shape, 1);
+    return out;
+  } else {
+    return nullptr;
+  }
+}
+
+/// What a layer makes of x by `f(x, weight, bias)`.
+template <int XRank, int WRank>
+Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
+                                         const Variable<float, WRank, Cpu>& weight,
+                                         const Variable<float, 1, Cpu>& bias, const LayerFunction<XRank, WRank>& f) {
+  const auto input = pass.input(place, x);
+  const bool any = value_of(x).numel() > 0;
+  if (place.foldable == nullptr || !place.foldable->tracks_running_stats()) {
+    const auto w = pass.weight(place, weight, any);
+    auto product = evaluated_product(pass, place, input, w, f);
+    if (product != nullptr && value_of(bias).defined())
+      std::copy_n(value_of(bias).data(), product->bias.size(), product->bias.begin());
+    auto y = f(input, w, bias);
+    pass.output(place, value_of(y).storage(), nullptr, std::move(product));
+    return y;
+  }
+  const auto numbers = [](const auto& tensor) { return tensor.defined() ? tensor.data() : nullptr; };
+  const auto& norm = *place.foldable;
+  const auto gamma = norm.weight.as_variable();
+  const auto &mean = value_of(norm.running_mean), &var = value_of(norm.running_var);
+  const auto eps = static_cast<float>(norm.eps());
+  const FoldFactors factors(value_of(gamma), var, eps);
+  const auto w = pass.weight(place, fold(weight, gamma, factors), any);
+  auto product = evaluated_product(pass, place, input, w, f);
+  if (product != nullptr) {
+    product->bias = folded_biases(product->shape.channels, numbers(value_of(bias)), numbers(value_of(gamma)),
+                                  norm.weight ? value_of(norm.bias).data() : nullptr, mean.data(), var.data(), eps);
+    product->nothing = factors.nothing;
+  }
+  auto y = unfold(f(input, w, Variable<float, 1, Cpu>()), gamma, factors);
+  if (value_of(bias).defined()) {
+    auto shape = value_of(y).shape();
+    shape.fill(1);
+    shape[1] = value_of(bias).numel();
+    y = y + reshape(bias, shape);
+  }
+  pass.output(place, value_of(y).storage(), place.norm, std::move(product));
+  return y;
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
+
+namespace chorus::nn::quantization {
+
+namespace detail {
+/// Calls `f(rank)` with one of these ranks, as a constant.
+template <int... Ranks, class F>
+void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
+  const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
+  check<UsageError>(known, "QuantizationAware: a layer's numbers have ", rank, " axes, more than it knows");
+}
+inline constexpr std::make_integer_sequence<int, 9> any_rank{};
+}  // namespace detail
+
+CHORUS_INLINE const void* Pass::find(const void* layer) const {
+  const auto found = layers_.find(layer);
+  return found == layers_.end() ? nullptr : &found->second;
+}
+
+CHORUS_INLINE void Pass::refuse_numbers(const void* part) const {
+  fail<UsageError>("QuantizationAware: '", of(part).ranges->name,
+                   "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                   "no MixedPrecision");
+}
+
+CHORUS_INLINE void Pass::layer(const void* part, const LayerCall& call, void* result) {
+  const auto give = [&](auto x_rank, auto weight_rank) {
+    using X = Variable<float, decltype(x_rank)::value, Cpu>;
+    using W = Variable<float, decltype(weight_rank)::value, Cpu>;
+    const LayerFunction<decltype(x_rank)::value, decltype(weight_rank)::value> f =
+        [&](const X& x, const W& weight, const Variable<float, 1, Cpu>& bias) {
+          X y;
+          call.apply(call.f, x, weight, bias, &y);
+          return y;
+        };
+    *static_cast<X*>(result) =
+        layer_output(*this, of(part), call.x.as<X::rank>(), call.weight.as<W::rank>(), call.bias, f);
+  };
+  if (call.weight.rank == 2)
+    detail::with_rank(call.x.rank, std::integer_sequence<int, 1, 2, 3, 4, 5, 6>(),
+                      [&](auto rank) { give(rank, std::integral_constant<int, 2>()); });
+  else
+    detail::with_rank(call.x.rank, std::integer_sequence<int, 3, 4, 5>(), [&](auto rank) { give(rank, rank); });
+}
+
+CHORUS_INLINE Variable<float, 2, Cpu> Pass::table(const void* part, const Variable<float, 2, Cpu>& w, Index rows) {
+  if (observes_ && !saw_numbers_) {  // all members of the batch's group come here
+    double any[] = {rows > 0 ? 1.0 : 0.0};
+    if (const auto group = batch_group()) group->max(any);
+    saw_numbers_ = any[0] > 0;
+  }
+  return weight(of(part), w, rows > 0);
+}
+
+CHORUS_INLINE void Pass::attention_input(const void* part, const FloatVariable& x, void* result) {
+  *static_cast<Variable<float, 3, Cpu>*>(result) = projected(of(part), x.as<3>());
+}
+CHORUS_INLINE void Pass::attention_operand(const void* part, std::size_t number, const FloatVariable& y,
+                                           void* result) {
+  *static_cast<Variable<float, 4, Cpu>*>(result) = at_site(of(part).ranges->attention[number], y.as<4>());
+}
+
+CHORUS_INLINE bool Pass::take(const FloatVariable& x, void* result) {
+  detail::with_rank(x.rank, detail::any_rank, [&](auto rank) {
+    using X = Variable<float, decltype(rank)::value, Cpu>;
+    *static_cast<X*>(result) = rounded(x.as<X::rank>());
+  });
+  return true;
+}
+
+CHORUS_INLINE void Pass::attends_by(const Storage<Cpu>& weights) {
+  values_.insert_or_assign(key(weights), Value{.storage = weights, .site = &attending_->ranges->attention[3]});
+}
+
+CHORUS_INLINE void Pass::output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
+                                std::shared_ptr<const IntegerProduct> product, bool relu) {
+  values_.insert_or_assign(key(storage), Value{.storage = storage,
+                                               .site = &place.ranges->output,
+                                               .awaits = awaits,
+                                               .place = &place,
+                                               .call = ++calls_,
+                                               .product = std::move(product),
+                                               .relu = relu});
+}
+
+CHORUS_INLINE std::optional<IntegerFactors> Pass::factors(const LayerPlace& place, const Storage<Cpu>& x,
+                                                          Index outputs) {
+  const auto in = evaluated_levels(x);
+  if (!in) return std::nullopt;
+  return IntegerFactors{*in, place.ranges->weight_levels(scheme_), outputs};
+}
+
+CHORUS_INLINE void Pass::norm_adds(const void* part, const Storage<Cpu>& storage) {
+  const LayerPlace& place = of(part);
+  taken_joints_.insert(&place.ranges->sum);
+  keep_joint(place.ranges->sum, place, calls_, storage);
+}
+
+CHORUS_INLINE void Pass::norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) {
+  const LayerPlace& place = of(part);
+  const auto found = values_.find(key(x));
+  check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
+                    "' is listed after '", place.ranges->name,
+                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
+                    "take the results of, and others elsewhere");
+  taken_product_ = found->second.product;
+}
+
+CHORUS_INLINE const ActivationSite* Pass::site_of(const Storage<Cpu>& storage, const float* numbers, Index count) {
+  const auto found = values_.find(key(storage));
+  if (found == values_.end()) return nullptr;
+  Value& value = found->second;
+  if (value.awaits != nullptr)
+    fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
+                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
+                     "layers that they take the results of, and others elsewhere");
+  if (value.rounded) return nullptr;
+  if (observes_ && !value.observed)
+    saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
+  value.observed = true;
+  return rounds_ && count > 0 ? value.site : nullptr;
+}
+
+CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers) {
+  const auto found = values_.find(key(from));
+  if (found != values_.end() && found->second.product != nullptr) {
+    const Value& value = found->second;
+    if (static_cast<Index>(numbers.size()) == value.product->shape.numel())
+      value.product->rounded(value.site->levels(scheme_), value.relu, numbers.data());
+  }
+  follow(from, result, true, true);
+}
+
+CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
+  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  const Value* last = nullptr;
+  bool is_free = false;
+  for (const auto& x : operands) {
+    const auto found = values_.find(key(x.storage));
+    if (found == values_.end() || found->second.place == nullptr) continue;
+    const Value& value = found->second;
+    const bool free = !taken_joints_.contains(&joint_of(how, value));
+    if (last == nullptr || std::pair(free, value.call) > std::pair(is_free, last->call)) {
+      last = &value;
+      is_free = free;
+    }
+  }
+  if (last == nullptr) return false;
+  for (const auto& x : operands)
+    if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
+  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
+                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
+                    "without checkpoints");
+  joint_ = {&joint_of(how, *last), last->place, last->call};
+  taken_joints_.insert(joint_.site);
+  for (const auto& x : operands)
+    if (const auto* const site = as_input(x); site != nullptr && !values_.contains(key(x.storage))) {
+      values_.emplace(key(x.storage), Value{.storage = x.storage, .site = site, .observed = true});
+      lent_.push_back(key(x.storage));
+    }
+  return true;
+}
+
+CHORUS_INLINE void Pass::joined(const Storage<Cpu>& result) {
+  for (const auto* const input : lent_) values_.erase(input);
+  lent_.clear();
+  keep_joint(*joint_.site, *joint_.place, joint_.call, result);
+}
+
+CHORUS_INLINE std::optional<quantized::Levels> Pass::evaluated_levels(const Storage<Cpu>& storage) {
+  const auto found = values_.find(key(storage));
+  if (!evaluates_ || found == values_.end() || !found->second.rounded) return std::nullopt;
+  return found->second.site->levels(scheme_);
+}
+
+CHORUS_INLINE bool Pass::integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) {
+  const auto levels = evaluated_levels(x);
+  if (levels) kernels::quantization_steps(Cpu{}, {1, 1, numel}, numbers, std::span(&*levels, 1), integers);
+  return levels.has_value();
+}
+CHORUS_INLINE void Pass::means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count,
+                                           float* means) {
+  const float scale = evaluated_levels(x)->scale;
+  for (Index i = 0; i < numel; ++i)
+    means[i] = quantized::mean_of_steps(static_cast<std::int32_t>(std::nearbyint(sums[i])), scale, count);
+}
+
+CHORUS_INLINE const ActivationSite& Pass::joint_of(Joint how, const Value& value) {
+  const auto& ranges = *value.place->ranges;
+  return how == Joint::sum ? ranges.sum : ranges.concatenation;
+}
+
+CHORUS_INLINE const ActivationSite* Pass::as_input(const JointOperand& x) const {
+  const auto found = inputs_.find(x.numbers);
+  return found == inputs_.end() || found->second.count != x.count ? nullptr : found->second.site;
+}
+
+CHORUS_INLINE void Pass::keep_joint(const ActivationSite& site, const LayerPlace& place, std::size_t call,
+                                    const Storage<Cpu>& result) {
+  values_.insert_or_assign(key(result), Value{.storage = result, .site = &site, .place = &place, .call = call});
+}
+
+CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& result, bool rounded, bool exact) {
+  const auto found = values_.find(key(from));
+  if (found == values_.end() || key(from) == key(result)) return;
+  Value value = found->second;
+  value.storage = result;
+  value.rounded = rounded || (exact && value.rounded);
+  value.observed = value.observed || !exact;
+  if (value.rounded || !exact) value.product = nullptr;
+  value.relu = true;  // no other function is exact, and takes what is not rounded
+  values_.insert_or_assign(key(result), value);
+}
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
+
+namespace chorus::nn::quantization {
+
+/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
+/// and running statistics: those are folded.
+struct FoundLayer {
+  std::string name, norm_name;
+  Module* layer = nullptr;
+  Module* norm = nullptr;
+  const BatchNorm<Cpu, float>* foldable = nullptr;
+  Index channels = 0;
+  LayerKind kind = LayerKind::weighted;
+};
+
+namespace detail {
+template <template <class, class> class... Layers>
+bool is_one(const Module& module) {
+  return ((dynamic_cast<const Layers<Cpu, float>*>(&module) != nullptr ||
+           dynamic_cast<const Layers<Cpu, double>*>(&module) != nullptr) ||
+          ...);
+}
+}  // namespace detail
+
+/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
+/// UsageError for weights that are not float.
+inline std::vector<FoundLayer> find_layers(Module& model) {
+  struct Find final : nn::detail::Walker {
+    std::vector<FoundLayer> found;
+    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    std::string listed_in;
+
+    void enter(Module& module) override {
+      std::string name = prefix();
+      if (!name.empty()) name.pop_back();
+      const auto dot = name.rfind('.');
+      const std::string parent = dot == std::string::npos ? "" : name.substr(0, dot);
+      const auto* const last = std::exchange(before, &module);
+      const bool neighbours = std::exchange(listed_in, parent) == parent && last != nullptr && !found.empty() &&
+                              found.back().layer == last;
+      if (const auto* const norm = dynamic_cast<const BatchNorm<Cpu, float>*>(&module);
+          norm != nullptr && neighbours && found.back().kind == LayerKind::weighted &&
+          norm->channels() == found.back().channels && norm->tracks_running_stats()) {
+        found.back().norm = &module;
+        found.back().foldable = norm;
+        found.back().norm_name = name;
+      } else if (const auto kind = kind_of(module)) {
+        for (const auto& known : found)
+          if (known.layer == &module) return;
+        if (name.empty()) name = "model";
+        const Index channels = output_channels(module, name, *kind);
+        found.push_back({std::move(name), "", &module, nullptr, nullptr, channels, *kind});
+      }
+    }
+    static std::optional<LayerKind> kind_of(const Module& module) {
+      if (detail::is_one<Linear, Conv1d, Conv2d, Conv3d>(module)) return LayerKind::weighted;
+      if (detail::is_one<Embedding>(module)) return LayerKind::table;
+      if (detail::is_one<MultiheadAttention>(module)) return LayerKind::attention;
+      return std::nullopt;
+    }
+    static Index output_channels(Module& layer, const std::string& layer_name, LayerKind kind) {
+      struct Weight final : Visitor {
+        const ParameterOn<Cpu>* found = nullptr;
+        std::string_view wanted = "weight";
+        void module(std::string_view, Module&) override {}
+        void parameter(std::string_view name, AnyParameter& handle) override {
+          if (name == wanted) found = &handle.on<Cpu>();
+        }
+        void buffer(std::string_view, AnyBuffer&) override {}
+      } weight;
+      if (kind == LayerKind::attention) weight.wanted = "in_proj_weight";
+      layer.visit(weight);
+      check<UsageError>(weight.found->dtype() == DType::f32, "QuantizationAware: '", layer_name, "' has a weight of ",
+                        weight.found->dtype(), ": expected F32");
+      return weight.found->extents()[0];
+    }
+  } find;
+  find.inner(model);
+  find.walk(model);
+  return std::move(find.found);
+}
+
+/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+class Places {
+ public:
+  Places() = default;
+  Places(const Places&) {}
+  Places& operator=(const Places&) {
+    layers_.clear();
+    return *this;
+  }
+
+  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
+    if (!layers_.empty() || ranges.empty()) return layers_;
+    const auto found = find_layers(model);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const LayerPlace place{&ranges[i], found[i].norm, found[i].foldable, found[i].norm_name};
+      layers_.emplace(found[i].layer, place);
+      if (found[i].norm != nullptr) layers_.emplace(found[i].norm, place);
+    }
+    return layers_;
+  }
+
+ private:
+  Pass::Layers layers_;
+};
+
+}  // namespace chorus::nn::quantization
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
+
+namespace chorus::nn {
+
+namespace quantization {
+
+/// How a model computes: the three switches of QuantizationAware.
+struct Phases {
+  bool observe = true, fake_quantize = true, norms_frozen = false;
+  friend bool operator==(const Phases&, const Phases&) = default;
+};
+inline void append(std::string& out, const Phases& phases) {
+  const auto text = [](bool on) { return on ? "true" : "false"; };
+  out += cat("observe(", text(phases.observe), "), fake_quantize(", text(phases.fake_quantize), "), freeze_norms(",
+             text(phases.norms_frozen), ")");
+}
+
+/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+class KeptPhases {
+ public:
+  KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
+
+  /// From now on `member` of Phases is `on`.
+  void set(bool Phases::*member, bool on) {
+    if (!called_) now_ = kept();
+    called_ = true;
+    now_.*member = on;
+    keep(now_);
+  }
+  Phases get() const { return called_ ? now_ : kept(); }
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
+  /// ways: they would wait for each other, or drift apart.
+  Phases begin_pass() {
+    const Phases own = get();
+    if (const auto group = batch_group()) {
+      const std::array<double, 3> mine{own.observe ? 1.0 : 0.0, own.fake_quantize ? 1.0 : 0.0,
+                                       own.norms_frozen ? 1.0 : 0.0};
+      std::array<double, 6> ends{};
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        ends[2 * i] = mine[i];
+        ends[2 * i + 1] = -mine[i];
+      }
+      group->max(ends);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
+                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+    }
+    called_ = false;
+    return own;
+  }
+  void visit(Visitor& visitor) { visitor.buffer("phases", buffer_); }
+
+ private:
+  Phases kept() const {
+    const auto* const on = value_of(buffer_).data();
+    return {on[0] != 0, on[1] != 0, on[2] != 0};
+  }
+  void keep(const Phases& phases) const {
+    auto* const on = value_of(buffer_).data();
+    on[0] = phases.observe;
+    on[1] = phases.fake_quantize;
+    on[2] = phases.norms_frozen;
+    buffer_.on<Cpu>().touch();
+  }
+
+  Buffer<std::int64_t, 1, Cpu> buffer_;
+  Phases now_;  // as the program has called
+  bool called_ = false;
+};
+
+/// The ranges of a model's layers and its phases, as a module: buffers `conv1.output`, `conv1.weight_min`, ...
+class Ranges : public Module {
+ public:
+  std::vector<LayerRanges> layers;
+  KeptPhases phases;
+  void visit(Visitor& visitor) override {
+    phases.visit(visitor);
+    for (auto& layer : layers) layer.visit(visitor);
+  }
+  std::string describe() const override { return "Ranges"; }
+};
+
+}  // namespace quantization
+
+/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
+/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
+///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
+///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
+///   float: recurrent layers, transposed convolutions.
+/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
+///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
+///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
+///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+///   BatchNormReLU adds is rounded, and so is the sum.
+/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
+///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
+///   `io::load(net.module(), path, {.strict = false})`.
+/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
+/// last integer. Throws NonFiniteError for NaNs.
+template <class Model, class Scheme = Int8>
+class QuantizationAware : public Module {
+ public:
+  using device_type = typename Model::device_type;
+  static_assert(std::is_same_v<device_type, Cpu>,
+                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+
+  QuantizationAware() : QuantizationAware(Model{}) {}
+  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
+      : scheme_(scheme), model_(std::move(model)) {
+    for (const auto& found : quantization::find_layers(model_))
+      quantization_.layers.emplace_back(found.name, scheme_.per_channel ? found.channels : 1, found.kind);
+    check<UsageError>(!quantization_.layers.empty(), "QuantizationAware: ", model_.describe(),
+                      " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
+  }
+
+  /// What `Model::forward` takes and gives.
+  template <class... Inputs>
+  auto forward(const Inputs&... inputs) const {
+    check<UsageError>(tensor_group() == nullptr,
+                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
+    const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
+    const auto& layers = places_.of(model_, quantization_.layers);
+    if (phases.norms_frozen)
+      for (const auto& [address, place] : layers)
+        if (place.norm != nullptr) place.norm->set_own_training(false);
+    const bool observes = training() && phases.observe && !is_recomputed();
+    quantization::Pass pass(scheme_, layers, observes, phases.fake_quantize, !training());
+    const bool quantizes = observes || phases.fake_quantize;
+    const chorus::detail::Replaced<Interceptor*> scope(chorus::detail::interceptor, quantizes ? &pass : nullptr);
+    return rounded(model_.forward(inputs...));
+  }
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return detail::watched(*this, [&] { return forward(inputs...); });
+  }
+
+  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
+  /// Whether numbers are rounded; without, the model is the float one.
+  void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
+  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  void freeze_norms(bool frozen = true) {
+    quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
+    if (frozen) return;
+    for (const auto& [address, place] : places_.of(model_, quantization_.layers))
+      if (place.norm != nullptr) place.norm->set_own_training(training());
+  }
+  quantization::Phases phases() const { return quantization_.phases.get(); }
+
+  /// The model inside.
+  Model& model() { return model_; }
+  /// What is known of each layer, in the order in which they are listed.
+  const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
+  const quantization::Scheme& scheme() const { return scheme_; }
+
+  void visit(Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+    visitor.module("quantization", quantization_);
+  }
+  std::string describe() const override { return cat("QuantizationAware(", model_.describe(), ")"); }
+
+ private:
+  template <class Y>
+  static auto rounded(const Y& y) {
+    if constexpr (Operand<Y>)
+      return chorus::detail::taken(y);
+    else
+      return y;
+  }
+  template <class... Members>
+  static auto rounded(const std::tuple<Members...>& members) {
+    return std::apply([](const auto&... y) { return std::tuple(rounded(y)...); }, members);
+  }
+
+  quantization::Scheme scheme_;
+  mutable Model model_;  // a visit hands out its layers
+  mutable quantization::Ranges quantization_;
+  mutable quantization::Places places_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
 
 namespace chorus::kernels {
 
@@ -60632,16 +63015,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
-// What a layer does under QuantizationAware: x and weight of these ranks.
-#define CHORUS_LAYER_OUTPUT(X, W)                                                                 \
-  CHORUS_EXTERN template detail::Value<X> nn::quantization::layer_output(                         \
-      Pass&, const LayerPlace&, const chorus::detail::Value<X>&, const chorus::detail::Value<W>&, \
-      const chorus::detail::Value<1>&, const LayerFunction<X, W>&);
-CHORUS_LAYER_OUTPUT(2, 2)
-CHORUS_LAYER_OUTPUT(3, 2)
-CHORUS_LAYER_OUTPUT(4, 4)
-#undef CHORUS_LAYER_OUTPUT
-
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
@@ -60657,13 +63030,14 @@ CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::ChosenParameters<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
@@ -61608,8 +63982,7 @@ template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
   for (const auto& named : parameters)
-    check<UsageError>(!named.parameter->is_part(), optimizer,
-                      ": it needs whole parameters, and this rank has a part of '", named.name, "' alone");
+    nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 
@@ -61649,7 +64022,9 @@ class Lars final : public Optimizer<D> {
 
   /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
+                     {options.momentum, options.weight_decay, options.trust, options.eps}),
+        options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
                       ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
@@ -61714,7 +64089,9 @@ class Lamb final : public Optimizer<D> {
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
   /// part of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr), options_(options) {
+      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
@@ -61793,7 +64170,8 @@ class Lion final : public Optimizer<D> {
 
   /// Throws UsageError for betas outside of [0, 1) and a negative weight_decay.
   explicit Lion(std::vector<nn::NamedParameter<D>> parameters, const LionOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr), options_(options) {
+      : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
+        options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
     check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
@@ -61991,8 +64369,8 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 namespace chorus {
 
 /// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
-/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do. Throws
-/// FileError where it can't be written.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
+/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
 bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 
 }  // namespace chorus
