@@ -7831,7 +7831,7 @@ template <Device D>
 }
 /// Throws DeviceError where operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
-void check_same_device(const char* operation, const First& first, const Rest&... rest) {
+void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;
   ((++i, rest.device() == first.device() ? void() : fail_for_devices(operation, i, rest.device(), first.device())),
    ...);
@@ -60312,7 +60312,7 @@ template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
     return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
-           !rounds_attention<Q>();
+           !takes_attention_weights<Q>();
   return false;
 }
 
@@ -62892,7 +62892,6 @@ struct Floating {
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
       erased(&scatter<T>),
-      erased(&add_up<T>),
       erased(&sgd_step<T>),
       erased(&adam_step<T>),
       erased(&rms_prop_step<T>),

@@ -93,7 +93,6 @@ struct Floating {
       erased(&index_select_backward<T>),
       erased(&gather_backward<T>),
       erased(&scatter<T>),
-      erased(&add_up<T>),
       erased(&sgd_step<T>),
       erased(&adam_step<T>),
       erased(&rms_prop_step<T>),

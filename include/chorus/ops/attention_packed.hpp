@@ -24,7 +24,7 @@ template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
     return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
-           !rounds_attention<Q>();
+           !takes_attention_weights<Q>();
   return false;
 }
 

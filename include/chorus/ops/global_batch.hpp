@@ -42,10 +42,10 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
         std::vector<double> gradients;
         for (Index i = 0; i < here.numel(); ++i) gradients.push_back(weight * static_cast<double>(here.data()[i]));
         group->sum(gradients);
-        auto own = Tensor<T, Rank, Cpu>::empty(here.shape());
-        for (Index i = 0; i < own.numel(); ++i)
-          own.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
-        dx->add(to_device(own, dy.device()));
+        auto grad = Tensor<T, Rank, Cpu>::empty(here.shape());
+        for (Index i = 0; i < grad.numel(); ++i)
+          grad.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
+        dx->add(to_device(grad, dy.device()));
       },
       value);
 }

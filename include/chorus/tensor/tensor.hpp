@@ -286,7 +286,7 @@ template <Device D>
 }
 /// Throws DeviceError where operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
-void check_same_device(const char* operation, const First& first, const Rest&... rest) {
+void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;
   ((++i, rest.device() == first.device() ? void() : fail_for_devices(operation, i, rest.device(), first.device())),
    ...);
