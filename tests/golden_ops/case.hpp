@@ -374,4 +374,7 @@ void add_training(Operations& operations);
 void add_quantized(Operations& operations);
 void add_quantization(Operations& operations);
 
+/// The shape of an input, as one axis.
+inline Shape<1> flat(const Case& test, const char* name) { return {test.numel(name)}; }
+
 }  // namespace golden

@@ -22,7 +22,6 @@ template <int Rank>
 void whole(Case& test, const char* name, const ch::Tensor<std::int64_t, Rank, Device>& y) {
   test.compare_integers(name, y.to_vector());
 }
-Shape<1> flat(const Case& test, const char* name) { return {test.numel(name)}; }
 
 template <class F>
 Operation compared(const F&) {

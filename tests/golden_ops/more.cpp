@@ -37,7 +37,6 @@ void sorted(Case& test, const F& f) {
   test.compare_integers("out.index", y.indices.to_vector());
   test.out_numbers("y", y.values);
 }
-Shape<1> flat(const Case& test, const char* name) { return {test.numel(name)}; }
 
 }  // namespace
 

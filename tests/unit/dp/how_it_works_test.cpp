@@ -70,7 +70,7 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
 
   // 3. Parallel apply. Each device has a thread, the first one the thread that calls. All run at once.
   dp::ParallelApply parallel_apply({"replica 0 on device cpu:0", "replica 1 on device cpu:1"}, {0, 1},
-                                   std::chrono::seconds(60));
+                                   Cpu::first_slot, std::chrono::seconds(60));
   std::vector<std::optional<Variable<double, 2>>> outputs(2);
   std::vector<std::thread::id> threads(2);
   parallel_apply(2, [&, &x0 = x0, &x1 = x1](std::size_t i) {
