@@ -97,7 +97,6 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
             ranks, links, DistributedDataParallelOptions{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap}, 1);
         CHECK(scheduled(training(TrainingPolicy::ddp, caps), ranks, links) == Approx(real).epsilon(1e-3));
       }
-      const BucketOptions caps;
       CHECK(scheduled(training(TrainingPolicy::local_sgd, caps, 2), ranks, links) ==
             Approx(step_of<LocalSgd<Layers<Cpu>>>(ranks, links, LocalSgdOptions{.period = 2}, 2)).epsilon(1e-3));
       CHECK(scheduled(training(TrainingPolicy::parameter_server, caps), ranks, links) ==
@@ -176,7 +175,6 @@ std::pair<Kinds, std::size_t> scheduled_to_hold(TrainingPolicy policy, int slots
 TEST_CASE("simulated: a policy's ranks hold without numbers what they hold with them") {
   for (const int slots : {0, 1}) {
     const float momentum = slots == 1 ? 0.9f : 0;
-    const BucketOptions caps;
     CHECK(scheduled_to_hold(TrainingPolicy::ddp, slots) ==
           held_in<DistributedDataParallel<Layers<Cpu>>>(DistributedDataParallelOptions{}, momentum));
     CHECK(scheduled_to_hold(TrainingPolicy::local_sgd, slots) ==

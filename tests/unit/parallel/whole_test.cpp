@@ -202,7 +202,7 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
       "batch_axis<0>(input), or another axis");
   DataParallel<Pairs<Cpu>> other{make<Pairs<Cpu>>(), {.device_ids = {0, 1}}, 3};
   CHECK_THAT(message_of<ShapeError>([&] { with(other, 3, 5); }), Contains("an input of shape [3] beside"));
-  for (const auto [batch, time] : {std::pair{5, 4}, {4, 4}, {2, 2}, {1, 4}, {6, 3}, {3, 3}})
+  for (const auto& [batch, time] : {std::pair{5, 4}, {4, 4}, {2, 2}, {1, 4}, {6, 3}, {3, 3}})
     CHECK(distance(with(net, batch, time), with(one, batch, time)) < rounding);
 
   // A first argument that may be weights itself.
