@@ -15738,7 +15738,8 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
     check_finite(operation_name(operation), value);
   if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
   using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
-  Ref<GradNode<T, Rank, D>> node(new Made(std::move(operation), value, std::move(backward), inputs...));
+  Ref<GradNode<T, Rank, D>> node(new Made(operation, value, std::move(backward), inputs...));
+  tell_form<Rank>(*node, operation);
   return GraphVariable(std::move(value), std::move(node));
 }
 
@@ -18443,6 +18444,7 @@ class GradScaler {
     const bool finite = unscaled_ ? finite_ : unscale();
     unscaled_ = false;
     change([&] { scale_.step(finite, optimizers...); });
+    if (!finite) (optimizers.leave_out_step(), ...);
     return finite;
   }
 
@@ -21102,6 +21104,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     this->program_.alike().contents = false;
+    this->program_.ledger()->own_gradients = true;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
@@ -24980,7 +24983,8 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
         handles_(this->model_) {
     stages().decide_together(communicator, this->alive());
     // Of the whole model, so that all ranks count what is written to any stage.
-    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), {.all_parameters = false});
+    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
+                          {.zero_grad = false, .all_parameters = false});
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>

@@ -11690,6 +11690,15 @@ constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
   return Node::Form::other;
 }
+/// What a loss's terms go by: see Node::form.
+template <int Rank, class Operation>
+void tell_form(Node& node, const Operation& operation) {
+  if constexpr (requires { operation.index; } || requires { operation.labels; })
+    node.set_operands(true, false, true);  // integers are operands, too
+  else
+    node.set_form(form_of<Operation>());
+  if constexpr (Rank == 0 && requires { operation.f.value; }) node.set_operand_number(operation.f.value);
+}
 
 inline const char* operation_name(const char* name) { return name; }
 template <class Operation>
@@ -11731,13 +11740,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
     auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
                                          node_of(inputs)...);
-    if (result.node()) {
-      if constexpr (requires { operation.index; } || requires { operation.labels; })
-        result.node()->set_operands(true, false, true);  // integers are operands, too
-      else
-        result.node()->set_form(detail::form_of<Operation>());
-      if constexpr (Rank == 0 && requires { operation.f.value; }) result.node()->set_operand_number(operation.f.value);
-    }
+    if (result.node()) detail::tell_form<Rank>(*result.node(), operation);
     return result;
   }
 }
@@ -12697,7 +12700,8 @@ class Ledger {
 
   std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
   std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool uneven = false;      ///< parameters have made other numbers of steps on other ranks, as after a join
+  bool own_gradients = false;  ///< ranks step with their own, so that a GradScaler may leave out one rank's step
+  bool uneven = false;         ///< parameters have made other numbers of steps on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
   /// An optimizer steps with `lr` and other numbers, of which this is a hash.
@@ -45304,6 +45308,9 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
+  /// For GradScaler, which leaves a step out: the policy whose parameters these are may have to know.
+  void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
+
   /// Forgets all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
@@ -45463,7 +45470,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
-    tell_ranks(hash_of_steps);
+    tell_ranks(hash_of_steps, /*stepped=*/true);
     if (!any) warn_of_no_gradient();
     if (auto* const steps = trace::step_counter()) [[unlikely]]
       steps->stepped();
@@ -45499,8 +45506,11 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
-  // Writes the step down for the policies whose parameters these are.
-  void tell_ranks(std::uint64_t hash_of_steps) {
+  // Writes the step down for the policies whose parameters these are; one left out where ranks may differ in it.
+  void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
+    if (!std::exchange(knows_type_, true))
+      for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
+        numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::array<Ledger*, 4> told{};  // of several nets
     Ledger* last = nullptr;
     for (const Entry& entry : entries_) {
@@ -45509,15 +45519,15 @@ class Optimizer : public HasLearningRate {
       if (ledger == std::exchange(last, ledger) || ledger == nullptr || quiet_) continue;
       const auto place = std::find_if(told.begin(), told.end(), [&](auto* one) { return !one || one == ledger; });
       if (place == told.end() || std::exchange(*place, ledger) == ledger) continue;
-      ledger->step(this, lr(), Ledger::mixed(numbers_, ledger->uneven ? 0 : hash_of_steps));
+      if (!stepped && !ledger->own_gradients) continue;
+      const bool alike = !ledger->uneven && !ledger->own_gradients;
+      ledger->step(this, lr(), Ledger::mixed(numbers_, alike ? hash_of_steps : 0));
     }
   }
 
   void make_state() {
     if (made_) return move_state();
     made_ = true;
-    for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
-      numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
       sort_by_address(type);
@@ -45584,7 +45594,7 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
-  bool made_ = false, warned_ = false, quiet_ = false;
+  bool made_ = false, warned_ = false, quiet_ = false, knows_type_ = false;
   std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };
@@ -47711,7 +47721,7 @@ class LossShare {
 
  private:
   friend struct WholeLoss;
-  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
+  static constexpr double is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
                           is_by_tensor = -6;
   LossShare(std::array<double, 4> numbers, std::size_t count) : numbers_(numbers), count_(count) {}
   std::array<double, 4> numbers_;
@@ -47759,7 +47769,6 @@ CHORUS_INLINE LossShare LossShare::of(const LossTerms::Term& term) {
   const auto& factor = term.factor;
   if (origin.is_mean()) return mean(origin.mean_over());
   if (origin.divisor() != 0) return {{is_sum_over, origin.divisor(), origin.counted()}, 3};
-  if (!term.may_be_penalty && factor.all == 1 && !factor.by_number && !factor.by_tensor) return {{is_sum}, 1};
   const bool may_be_own = factor.may_be_own(origin.counted());
   return {
       {factor.by_tensor ? (may_be_own ? is_own_by_tensor : is_by_tensor) : (may_be_own ? is_own_by_number : is_product),
@@ -47823,7 +47832,14 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) 
                       own_mean);
     return;
   }
-  is_sum = false;  // but a mean by hand: each rank divides by what counts there
+  // Numbers that are each rank's own: of a mean by hand each rank's divides by what counts there; others are factors.
+  const auto divides = [](const LossShare& share) {
+    const double count = std::round(1 / std::abs(share.factor()));
+    return share.may_be_own() || (std::abs(count * std::abs(share.factor()) - 1) < 1e-12 && count <= share.counted());
+  };
+  for (const LossShare& share : of_ranks)
+    if (!is_empty(share) && !divides(share)) return;
+  is_sum = false;
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
     of_rank[rank] = is_empty(of_ranks[rank]) ? 0 : 1 / std::abs(of_ranks[rank].factor());
 }
@@ -55262,6 +55278,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
                           {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
+    this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {

@@ -264,6 +264,15 @@ constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
   return Node::Form::other;
 }
+/// What a loss's terms go by: see Node::form.
+template <int Rank, class Operation>
+void tell_form(Node& node, const Operation& operation) {
+  if constexpr (requires { operation.index; } || requires { operation.labels; })
+    node.set_operands(true, false, true);  // integers are operands, too
+  else
+    node.set_form(form_of<Operation>());
+  if constexpr (Rank == 0 && requires { operation.f.value; }) node.set_operand_number(operation.f.value);
+}
 
 inline const char* operation_name(const char* name) { return name; }
 template <class Operation>
@@ -305,13 +314,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
     auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
                                          node_of(inputs)...);
-    if (result.node()) {
-      if constexpr (requires { operation.index; } || requires { operation.labels; })
-        result.node()->set_operands(true, false, true);  // integers are operands, too
-      else
-        result.node()->set_form(detail::form_of<Operation>());
-      if constexpr (Rank == 0 && requires { operation.f.value; }) result.node()->set_operand_number(operation.f.value);
-    }
+    if (result.node()) detail::tell_form<Rank>(*result.node(), operation);
     return result;
   }
 }

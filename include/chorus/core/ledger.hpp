@@ -22,7 +22,8 @@ class Ledger {
 
   std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
   std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool uneven = false;      ///< parameters have made other numbers of steps on other ranks, as after a join
+  bool own_gradients = false;  ///< ranks step with their own, so that a GradScaler may leave out one rank's step
+  bool uneven = false;         ///< parameters have made other numbers of steps on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
   /// An optimizer steps with `lr` and other numbers, of which this is a hash.

@@ -189,6 +189,7 @@ class GradScaler {
     const bool finite = unscaled_ ? finite_ : unscale();
     unscaled_ = false;
     change([&] { scale_.step(finite, optimizers...); });
+    if (!finite) (optimizers.leave_out_step(), ...);
     return finite;
   }
 

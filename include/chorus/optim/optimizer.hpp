@@ -96,6 +96,9 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
+  /// For GradScaler, which leaves a step out: the policy whose parameters these are may have to know.
+  void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
+
   /// Forgets all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
@@ -255,7 +258,7 @@ class Optimizer : public HasLearningRate {
       }
     }
     flush();
-    tell_ranks(hash_of_steps);
+    tell_ranks(hash_of_steps, /*stepped=*/true);
     if (!any) warn_of_no_gradient();
     if (auto* const steps = trace::step_counter()) [[unlikely]]
       steps->stepped();
@@ -291,8 +294,11 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
-  // Writes the step down for the policies whose parameters these are.
-  void tell_ranks(std::uint64_t hash_of_steps) {
+  // Writes the step down for the policies whose parameters these are; one left out where ranks may differ in it.
+  void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
+    if (!std::exchange(knows_type_, true))
+      for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
+        numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::array<Ledger*, 4> told{};  // of several nets
     Ledger* last = nullptr;
     for (const Entry& entry : entries_) {
@@ -301,15 +307,15 @@ class Optimizer : public HasLearningRate {
       if (ledger == std::exchange(last, ledger) || ledger == nullptr || quiet_) continue;
       const auto place = std::find_if(told.begin(), told.end(), [&](auto* one) { return !one || one == ledger; });
       if (place == told.end() || std::exchange(*place, ledger) == ledger) continue;
-      ledger->step(this, lr(), Ledger::mixed(numbers_, ledger->uneven ? 0 : hash_of_steps));
+      if (!stepped && !ledger->own_gradients) continue;
+      const bool alike = !ledger->uneven && !ledger->own_gradients;
+      ledger->step(this, lr(), Ledger::mixed(numbers_, alike ? hash_of_steps : 0));
     }
   }
 
   void make_state() {
     if (made_) return move_state();
     made_ = true;
-    for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
-      numbers_ = Ledger::mixed(numbers_, static_cast<std::uint64_t>(*name));
     std::size_t bytes = 0;
     for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
       sort_by_address(type);
@@ -376,7 +382,7 @@ class Optimizer : public HasLearningRate {
 
   std::vector<Entry> entries_;
   std::array<Storage<D>, max_slots> state_;
-  bool made_ = false, warned_ = false, quiet_ = false;
+  bool made_ = false, warned_ = false, quiet_ = false, knows_type_ = false;
   std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };

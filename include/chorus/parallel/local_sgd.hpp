@@ -67,6 +67,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     this->program_.alike().contents = false;
+    this->program_.ledger()->own_gradients = true;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
     // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.

@@ -42,7 +42,7 @@ class LossShare {
 
  private:
   friend struct WholeLoss;
-  static constexpr double is_sum = -1, is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
+  static constexpr double is_sum_over = -2, is_product = -3, is_own_by_number = -4, is_own_by_tensor = -5,
                           is_by_tensor = -6;
   LossShare(std::array<double, 4> numbers, std::size_t count) : numbers_(numbers), count_(count) {}
   std::array<double, 4> numbers_;

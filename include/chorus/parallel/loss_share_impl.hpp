@@ -19,7 +19,6 @@ CHORUS_INLINE LossShare LossShare::of(const LossTerms::Term& term) {
   const auto& factor = term.factor;
   if (origin.is_mean()) return mean(origin.mean_over());
   if (origin.divisor() != 0) return {{is_sum_over, origin.divisor(), origin.counted()}, 3};
-  if (!term.may_be_penalty && factor.all == 1 && !factor.by_number && !factor.by_tensor) return {{is_sum}, 1};
   const bool may_be_own = factor.may_be_own(origin.counted());
   return {
       {factor.by_tensor ? (may_be_own ? is_own_by_tensor : is_by_tensor) : (may_be_own ? is_own_by_number : is_product),
@@ -83,7 +82,14 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) 
                       own_mean);
     return;
   }
-  is_sum = false;  // but a mean by hand: each rank divides by what counts there
+  // Numbers that are each rank's own: of a mean by hand each rank's divides by what counts there; others are factors.
+  const auto divides = [](const LossShare& share) {
+    const double count = std::round(1 / std::abs(share.factor()));
+    return share.may_be_own() || (std::abs(count * std::abs(share.factor()) - 1) < 1e-12 && count <= share.counted());
+  };
+  for (const LossShare& share : of_ranks)
+    if (!is_empty(share) && !divides(share)) return;
+  is_sum = false;
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
     of_rank[rank] = is_empty(of_ranks[rank]) ? 0 : 1 / std::abs(of_ranks[rank].factor());
 }

@@ -54,7 +54,8 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
         handles_(this->model_) {
     stages().decide_together(communicator, this->alive());
     // Of the whole model, so that all ranks count what is written to any stage.
-    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), {.all_parameters = false});
+    this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
+                          {.zero_grad = false, .all_parameters = false});
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>

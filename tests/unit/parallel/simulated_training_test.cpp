@@ -97,6 +97,7 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
             ranks, links, DistributedDataParallelOptions{.first_bucket_cap_mb = cap, .bucket_cap_mb = cap}, 1);
         CHECK(scheduled(training(TrainingPolicy::ddp, caps), ranks, links) == Approx(real).epsilon(1e-3));
       }
+      const BucketOptions caps;
       CHECK(scheduled(training(TrainingPolicy::local_sgd, caps, 2), ranks, links) ==
             Approx(step_of<LocalSgd<Layers<Cpu>>>(ranks, links, LocalSgdOptions{.period = 2}, 2)).epsilon(1e-3));
       CHECK(scheduled(training(TrainingPolicy::parameter_server, caps), ranks, links) ==

@@ -157,7 +157,8 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
     check_finite(operation_name(operation), value);
   if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
   using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
-  Ref<GradNode<T, Rank, D>> node(new Made(std::move(operation), value, std::move(backward), inputs...));
+  Ref<GradNode<T, Rank, D>> node(new Made(operation, value, std::move(backward), inputs...));
+  tell_form<Rank>(*node, operation);
   return GraphVariable(std::move(value), std::move(node));
 }
 

@@ -101,6 +101,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
                           {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
+    this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
   ~PolicyWithOptions() {
