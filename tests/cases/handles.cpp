@@ -55,7 +55,7 @@ ddp:    weight moved: no, bias: yes
 const Add held_gradient("held_gradient", R"(
 single: kept 1.000, new -3.000
 dp:     kept 1.000, new -3.000
-ddp:    kept 1.000, new -3.000
+ddp:    kept 2.000, new -6.000
 )",
                         [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share&) {

@@ -6,6 +6,7 @@
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/core/config.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -56,12 +57,13 @@ struct WholeLoss {
   bool is_sum = false;
 
   double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
-  /// From those of all ranks, or devices: `who` they are. Throws UsageError where they are no parts of one loss, and
-  /// where a sum is divided by what may be a rank's own number or the whole batch's.
-  void add_up(std::span<const LossShare> of_ranks, std::string_view who);
+  /// From those of all ranks, or devices: `who` they are, and how many samples each has. A sum times one over each
+  /// one's own number of samples is a mean by hand. Throws UsageError where they are no parts of one loss, and where a
+  /// sum is divided by what may be a rank's own number or the whole batch's.
+  void add_up(std::span<const LossShare> of_ranks, std::string_view who, std::span<const std::int64_t> samples);
 
  private:
-  void add_products(std::span<const LossShare> of_ranks);
+  void add_products(std::span<const LossShare> of_ranks, std::span<const std::int64_t> samples);
 };
 
 /// What to say where `mean_over` can't be of the whole batch.

@@ -7,6 +7,7 @@
 #include <chorus/parallel/loss_share.hpp>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -32,7 +33,8 @@ CHORUS_INLINE LossShare LossShare::first_of(std::span<const double> numbers) {
   return share;
 }
 
-CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::string_view who) {
+CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::string_view who,
+                                     std::span<const std::int64_t> samples) {
   const auto first = static_cast<std::size_t>(
       std::find_if(of_ranks.begin(), of_ranks.end(), [](const auto& share) { return !share.is_none(); }) -
       of_ranks.begin());
@@ -54,18 +56,22 @@ CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::s
       check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
                         first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
   }
-  if (example.has_factor()) add_products(of_ranks);
+  if (example.has_factor()) add_products(of_ranks, samples);
   sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);
 }
 
-CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) {
+CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
+                                           std::span<const std::int64_t> samples) {
   const auto is_empty = [](const LossShare& share) {
     return share.is_none() || share.counted() == 0 || share.factor() == 0;
   };
   const LossShare* example = nullptr;
-  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false;
-  for (const LossShare& share : of_ranks) {
+  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false, by_samples = true;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const LossShare& share = of_ranks[rank];
     if (is_empty(share)) continue;
+    by_samples = by_samples && samples[rank] > 1 &&
+                 std::abs(std::abs(share.factor()) * static_cast<double>(samples[rank]) - 1) < 1e-12;
     if (example == nullptr) example = &share;
     same_value = same_value && share.value() == example->value();
     same_factor = same_factor && std::abs(share.factor() - example->factor()) <= 1e-12 * std::abs(example->factor());
@@ -77,7 +83,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) 
     of_rank.assign(of_ranks.size(), 0);
     return;
   }
-  if (same_factor && !(by_tensor && may_be_own)) {
+  if (same_factor && !by_samples && !(by_tensor && may_be_own)) {
     check<UsageError>(!by_tensor && !may_be_own, "backward: a sum over the batch is divided by ", 1 / example->factor(),
                       own_mean);
     return;

@@ -66,7 +66,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     decide_together();
     if (groups.all().size() > groups.batch.size()) {
       const auto alike =
-          ddp::Alike{.zero_grad = !All::shards, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
+          ddp::Alike{.zero_grad = !All::shards && !All::pipes,
+                     .all_parameters = !All::pipes,
+                     .rank_0_writes = All::shards};
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);

@@ -56,6 +56,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     // Of the whole model, so that all ranks count what is written to any stage.
     this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
                           {.zero_grad = false, .all_parameters = false});
+    for (const auto& named : parameters()) named.parameter->set_ledger(this->program_.ledger());
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>

@@ -129,7 +129,7 @@ Outcome outcome_of(Net& net, const Spec& spec, const Batch& batch, bool in_model
   try {
     optimizer.zero_grad();
     const auto loss = [&]() -> Loss {
-      if (in_model) return net.mean_loss(net(batch.x, batch.labels, batch.target, spec));
+      if (in_model) return net.mean_loss(net(batch.x, batch.labels, batch_axis<0>(batch.target), spec));
       const auto y = net(batch.x);
       return loss_of(spec, y, batch.labels, batch.target, y, [&](const auto& x) { return of_global_batch(net, x); });
     };

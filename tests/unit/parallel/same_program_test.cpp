@@ -144,7 +144,9 @@ std::vector<Other> without_backward_alone() {
 // Stages have other parameters, which may have made other numbers of steps.
 std::vector<Other> of_stages() {
   auto all = without_backward_alone();
-  std::erase_if(all, [](const Other& other) { return other.does == "loaded state"; });
+  std::erase_if(all, [](const Other& other) {
+    return other.does == "loaded state" || other.leaves_zero_grad_out >= 0;
+  });
   return all;
 }
 // Averages in parts are put aside and forgotten by the policy, too.
@@ -221,7 +223,9 @@ TEST_CASE("same program: on a mesh, along each axis") {
 TEST_CASE("same program: LocalSgd compares rates and steps where ranks take the mean") {
   std::vector<Other> some;
   for (const Other& other : of_shards(others()))  // of several steps, one with zero_grad is enough
-    if (other.does != "left-out batch" && other.does != "left-out backward pass") some.push_back(other);
+    // A scaler may leave out a step of one rank alone: they have made other numbers of steps then.
+    if (other.does != "left-out batch" && other.does != "left-out backward pass" && other.does != "loaded state")
+      some.push_back(other);
   check_each(
       2,
       [](AnyCommunicator& ranks, const World&) {

@@ -150,6 +150,7 @@ class BatchShares {
   std::vector<double> own_losses_, all_losses_;  // of the last `weigh`
   std::vector<LossShare> shares_;
   std::vector<WholeLoss> losses_;
+  std::vector<std::int64_t> samples_;  // by rank
   std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
   std::vector<double> scales_;
   bool as_they_are_ = false;

@@ -268,6 +268,8 @@ void BatchShares<Communicator>::gather_losses() {
     all_losses_.resize(count * ranks);
     gather_numbers();
   }
+  samples_.clear();
+  for (const Message& rank : all_) samples_.push_back(rank.pass.samples);
   std::size_t made = 0;
   for (std::size_t at = 0; at < count; ++made) {
     const auto of = [&](std::size_t rank) {
@@ -280,7 +282,7 @@ void BatchShares<Communicator>::gather_losses() {
     shares_.clear();
     for (std::size_t rank = 0; rank < ranks; ++rank)
       shares_.push_back(all_[rank].kind == Kind::joined ? LossShare::none() : of(rank));
-    losses_[made].add_up(shares_, "rank");
+    losses_[made].add_up(shares_, "rank", samples_);
     if (example.has_divisor()) {
       if (counted_.size() <= made) counted_.resize(made + 1);
       for (const LossShare& share : shares_)

@@ -52,7 +52,7 @@ Said SameProgram<D, Communicator>::say() {
             .parameters_written = static_cast<std::int32_t>(writes.parameters - writes_.parameters),
             .buffers_written = static_cast<std::int32_t>(writes.buffers - writes_.buffers),
             .found_writes = writes.found != writes_.found,
-            .forgot = writes.forgotten != writes_.forgotten,
+            .forgot = alike_.zero_grad && writes.forgotten != writes_.forgotten,
             .compares = compares_};
   for (std::size_t i = 0; i < ledger_->optimizers(); ++i) {
     const Ledger::Steps& steps = ledger_->steps(i);

@@ -48,13 +48,14 @@ class LossShares {
     for (const Index own : samples) out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
     const auto all_known = scalars.size() == samples.size() &&
                            std::none_of(scalars.begin(), scalars.end(), [](Node* node) { return node == nullptr; });
-    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()));
+    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()), samples);
     out.value = std::inner_product(values.begin(), values.end(), out.weights.begin(), 0.0);
     return out;
   }
 
  private:
-  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values) {
+  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values,
+                       const std::vector<Index>& samples) {
     std::vector<LossTerms> devices(scalars.size());
     std::vector<std::vector<double>> value_of(scalars.size());
     for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -72,7 +73,7 @@ class LossShares {
     for (std::size_t k = 0; k < whole.size(); ++k) {
       std::vector<LossShare> of_devices;
       for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
-      whole[k].add_up(of_devices, "device");
+      whole[k].add_up(of_devices, "device", samples);
     }
     // Where all means are divided alike, devices count by these shares.
     auto shares = weights;
