@@ -24410,7 +24410,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     decide_together();
     if (groups.all().size() > groups.batch.size()) {
       const auto alike =
-          ddp::Alike{.zero_grad = !All::shards, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
+          ddp::Alike{.zero_grad = !All::shards && !All::pipes,
+                     .all_parameters = !All::pipes,
+                     .rank_0_writes = All::shards};
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
@@ -24985,6 +24987,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     // Of the whole model, so that all ranks count what is written to any stage.
     this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
                           {.zero_grad = false, .all_parameters = false});
+    for (const auto& named : parameters()) named.parameter->set_ledger(this->program_.ledger());
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <class Run>

@@ -47735,12 +47735,13 @@ struct WholeLoss {
   bool is_sum = false;
 
   double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
-  /// From those of all ranks, or devices: `who` they are. Throws UsageError where they are no parts of one loss, and
-  /// where a sum is divided by what may be a rank's own number or the whole batch's.
-  void add_up(std::span<const LossShare> of_ranks, std::string_view who);
+  /// From those of all ranks, or devices: `who` they are, and how many samples each has. A sum times one over each
+  /// one's own number of samples is a mean by hand. Throws UsageError where they are no parts of one loss, and where a
+  /// sum is divided by what may be a rank's own number or the whole batch's.
+  void add_up(std::span<const LossShare> of_ranks, std::string_view who, std::span<const std::int64_t> samples);
 
  private:
-  void add_products(std::span<const LossShare> of_ranks);
+  void add_products(std::span<const LossShare> of_ranks, std::span<const std::int64_t> samples);
 };
 
 /// What to say where `mean_over` can't be of the whole batch.
@@ -47782,7 +47783,8 @@ CHORUS_INLINE LossShare LossShare::first_of(std::span<const double> numbers) {
   return share;
 }
 
-CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::string_view who) {
+CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::string_view who,
+                                     std::span<const std::int64_t> samples) {
   const auto first = static_cast<std::size_t>(
       std::find_if(of_ranks.begin(), of_ranks.end(), [](const auto& share) { return !share.is_none(); }) -
       of_ranks.begin());
@@ -47804,18 +47806,22 @@ CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::s
       check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
                         first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
   }
-  if (example.has_factor()) add_products(of_ranks);
+  if (example.has_factor()) add_products(of_ranks, samples);
   sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);
 }
 
-CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) {
+CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
+                                           std::span<const std::int64_t> samples) {
   const auto is_empty = [](const LossShare& share) {
     return share.is_none() || share.counted() == 0 || share.factor() == 0;
   };
   const LossShare* example = nullptr;
-  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false;
-  for (const LossShare& share : of_ranks) {
+  bool same_value = true, same_factor = true, may_be_own = true, by_tensor = false, by_samples = true;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const LossShare& share = of_ranks[rank];
     if (is_empty(share)) continue;
+    by_samples = by_samples && samples[rank] > 1 &&
+                 std::abs(std::abs(share.factor()) * static_cast<double>(samples[rank]) - 1) < 1e-12;
     if (example == nullptr) example = &share;
     same_value = same_value && share.value() == example->value();
     same_factor = same_factor && std::abs(share.factor() - example->factor()) <= 1e-12 * std::abs(example->factor());
@@ -47827,7 +47833,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks) 
     of_rank.assign(of_ranks.size(), 0);
     return;
   }
-  if (same_factor && !(by_tensor && may_be_own)) {
+  if (same_factor && !by_samples && !(by_tensor && may_be_own)) {
     check<UsageError>(!by_tensor && !may_be_own, "backward: a sum over the batch is divided by ", 1 / example->factor(),
                       own_mean);
     return;
@@ -47883,13 +47889,14 @@ class LossShares {
     for (const Index own : samples) out.weights.push_back(batch == 0 ? 1 : static_cast<double>(own) / batch);
     const auto all_known = scalars.size() == samples.size() &&
                            std::none_of(scalars.begin(), scalars.end(), [](Node* node) { return node == nullptr; });
-    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()));
+    if (all_known) return out.by_terms(scalars, std::vector<double>(values.begin(), values.end()), samples);
     out.value = std::inner_product(values.begin(), values.end(), out.weights.begin(), 0.0);
     return out;
   }
 
  private:
-  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values) {
+  LossShares& by_terms(const std::vector<Node*>& scalars, const std::vector<double>& values,
+                       const std::vector<Index>& samples) {
     std::vector<LossTerms> devices(scalars.size());
     std::vector<std::vector<double>> value_of(scalars.size());
     for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -47907,7 +47914,7 @@ class LossShares {
     for (std::size_t k = 0; k < whole.size(); ++k) {
       std::vector<LossShare> of_devices;
       for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
-      whole[k].add_up(of_devices, "device");
+      whole[k].add_up(of_devices, "device", samples);
     }
     // Where all means are divided alike, devices count by these shares.
     auto shares = weights;
@@ -51863,7 +51870,7 @@ Said SameProgram<D, Communicator>::say() {
             .parameters_written = static_cast<std::int32_t>(writes.parameters - writes_.parameters),
             .buffers_written = static_cast<std::int32_t>(writes.buffers - writes_.buffers),
             .found_writes = writes.found != writes_.found,
-            .forgot = writes.forgotten != writes_.forgotten,
+            .forgot = alike_.zero_grad && writes.forgotten != writes_.forgotten,
             .compares = compares_};
   for (std::size_t i = 0; i < ledger_->optimizers(); ++i) {
     const Ledger::Steps& steps = ledger_->steps(i);
@@ -52155,6 +52162,7 @@ class BatchShares {
   std::vector<double> own_losses_, all_losses_;  // of the last `weigh`
   std::vector<LossShare> shares_;
   std::vector<WholeLoss> losses_;
+  std::vector<std::int64_t> samples_;  // by rank
   std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
   std::vector<double> scales_;
   bool as_they_are_ = false;
@@ -52427,6 +52435,8 @@ void BatchShares<Communicator>::gather_losses() {
     all_losses_.resize(count * ranks);
     gather_numbers();
   }
+  samples_.clear();
+  for (const Message& rank : all_) samples_.push_back(rank.pass.samples);
   std::size_t made = 0;
   for (std::size_t at = 0; at < count; ++made) {
     const auto of = [&](std::size_t rank) {
@@ -52439,7 +52449,7 @@ void BatchShares<Communicator>::gather_losses() {
     shares_.clear();
     for (std::size_t rank = 0; rank < ranks; ++rank)
       shares_.push_back(all_[rank].kind == Kind::joined ? LossShare::none() : of(rank));
-    losses_[made].add_up(shares_, "rank");
+    losses_[made].add_up(shares_, "rank", samples_);
     if (example.has_divisor()) {
       if (counted_.size() <= made) counted_.resize(made + 1);
       for (const LossShare& share : shares_)
