@@ -52,7 +52,7 @@ double step_of(int ranks, const Links& links, const auto& options, int period) {
       optimizer.zero_grad();
       const auto y = net(x);
       rank.compute(forward_time);
-      sum(y).backward();
+      mean(y).backward();
       optimizer.step();
       if (!std::is_same_v<Net, ParameterServer<Layers<Cpu>>> || rank.rank() == 0) rank.compute(optimizer_time);
     }
@@ -145,7 +145,7 @@ std::pair<Kinds, std::size_t> held_in(const auto& options, float momentum) {
     optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = momentum}};
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
-      sum(net(Tensor<float, 2>::ones({2, 50}))).backward();
+      mean(net(Tensor<float, 2>::ones({2, 50}))).backward();
       optimizer.step();
     }
     rank.communicator().barrier();
