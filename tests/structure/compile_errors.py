@@ -92,8 +92,6 @@ struct Words : Layer {
 };
 int main() { ch::nn::MixedPrecision<Words>{}(ch::Tensor<std::int64_t, 2>::zeros({2, 4})); }"""),
     ("needs #include <chorus/nn/recurrent.hpp>", "struct Remembers : Layer { ch::nn::LSTM<ch::Cpu> lstm{4, 2}; };"),
-    ("needs #include <chorus/parallel/fully_sharded_data_parallel.hpp>",
-     "struct Mine : ch::FullyShardedDataParallel<Layer> {};"),
     ("io::load needs #include <chorus/io/load_model.hpp>", 'int main() { Layer net; ch::io::load(net, "x"); }'),
     ("no member named 'no_such_thing'",
      TYPO + "int main() { ch::SingleDevice<Typo> net{Typo{}}; net(ones<float, 2>({2, 4})); }"),
