@@ -244,7 +244,6 @@ namespace {
 
 namespace chorus {
 
-class CanonicalCut;
 template <class N>
 class Ref;
 struct BackwardOptions;
@@ -369,9 +368,6 @@ class Node {
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
-
-  /// Of what a policy with canonical shares has returned: how the batch is cut.
-  virtual const std::shared_ptr<const CanonicalCut>* canonical_cut() const { return nullptr; }
 
   /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
   virtual std::uint64_t numbers_version() const { return 0; }
@@ -11969,15 +11965,15 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 /// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
 
-// <chorus/core/share_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// How things are cut into shares whose sizes differ by at most one.
 
 namespace chorus {
 
-inline constexpr int most_canonical_shares = 64;
+/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+inline constexpr int most_shares = 64;
 
 /// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
 constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
@@ -11985,126 +11981,8 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
   return at * (count / n) + std::min(at, count % n);
 }
 
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
-struct ShareRange {
-  std::size_t begin = 0, end = 0;
-
-  std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
-  bool joins(const ShareRange& next) const;
-  friend bool operator==(const ShareRange&, const ShareRange&) = default;
-};
-
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
-constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
-  const auto all = static_cast<std::int64_t>(shares);
-  return {static_cast<std::size_t>(share_begin(all, devices, i)),
-          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
-}
-
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
-class ShareTree {
- public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
-  template <class Add>
-  void push(ShareRange shares, const Add& add) {
-    sums_.push_back(shares);
-    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
-  }
-  /// All shares have come: one sum is left.
-  template <class Add>
-  void finish(const Add& add) {
-    while (sums_.size() > 1) add_last(add);
-  }
-  /// What has been added up so far, from left to right.
-  const std::vector<ShareRange>& sums() const { return sums_; }
-
- private:
-  template <class Add>
-  void add_last(const Add& add) {
-    const std::size_t end = sums_.back().end;
-    sums_.pop_back();
-    sums_.back().end = end;
-    add(sums_.size());
-  }
-
-  std::vector<ShareRange> sums_;
-};
-
-/// The sums that are left of a run of so many shares; one where it has all of them.
-std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
-
-/// Values of shares, or of sums of them, added up in the order of the tree.
-template <class Value>
-class TreeSum {
- public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
-  template <class Add>
-  void push(ShareRange shares, Value value, const Add& add) {
-    values_.push_back(std::move(value));
-    tree_.push(shares, last_two(add));
-  }
-  /// The sum, when all have come; null of none.
-  template <class Add>
-  const Value* finish(const Add& add) {
-    tree_.finish(last_two(add));
-    return values_.empty() ? nullptr : &values_.front();
-  }
-
- private:
-  template <class Add>
-  auto last_two(const Add& add) {
-    return [this, &add](std::size_t depth) {
-      add(values_[depth - 1], values_[depth]);
-      values_.pop_back();
-    };
-  }
-
-  ShareTree tree_;
-  std::vector<Value> values_;
-};
-
-/// Numbers of all shares as one; 0 of none.
-double add_shares(std::span<const double> of_share);
-
 }  // namespace chorus
-
-#if !CHORUS_COMPILED
-// <chorus/core/share_tree_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-/// How numbers are added up in the order of the tree.
-
-namespace chorus {
-
-CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
-  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
-}
-
-CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
-  ShareTree tree;
-  const auto nothing = [](std::size_t) {};
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
-  if (run == ShareRange{0, shares}) tree.finish(nothing);
-  return tree.sums();
-}
-
-CHORUS_INLINE double add_shares(std::span<const double> of_share) {
-  const auto add = [](double& left, double right) { left += right; };
-  TreeSum<double> sum;
-  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
-  const double* const all = sum.finish(add);
-  return all == nullptr ? 0 : *all;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 
 #include <numeric>
 
@@ -14211,7 +14089,7 @@ struct SamplerOptions {
   /// Repeat samples so that all shares of a batch have one size.
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
-  int canonical_shares = 0;
+  int shares = 0;
   /// For a net of several ranks, which compare the batches that they compute on.
   std::shared_ptr<Ledger> ledger = {};
 };
@@ -14227,8 +14105,8 @@ struct SamplerOptions {
 /// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer canonical
-  /// shares than ranks; padded ones there are not.
+  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer shares than
+  /// ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
   /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
@@ -14666,12 +14544,13 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
                     " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
-  const int shares = options_.canonical_shares;
-  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_canonical_shares),
-                    "Sampler: expected 0 canonical shares, or at least one for each of ", options_.world_size,
-                    " ranks and at most ", most_canonical_shares, ", got ", shares);
-  check<UsageError>(shares == 0 || !options_.padding,
-                    "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
+  const int shares = options_.shares;
+  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_shares),
+                    "Sampler: expected 0 shares, or at least one for each of ", options_.world_size,
+                    " ranks and at most ", most_shares, ", got ", shares);
+  check<UsageError>(
+      shares == 0 || !options_.padding,
+      "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares ", "has none");
   make_order();
 }
 
@@ -14722,9 +14601,9 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const Index world = options_.world_size;
   if (options_.padding) return rank * ((count + world - 1) / world);
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
-  if (options_.canonical_shares == 0) return chorus::share_begin(count, ranks, at);
-  const auto shares = static_cast<std::size_t>(options_.canonical_shares);
-  const auto first = chorus::share_begin(options_.canonical_shares, ranks, at);  // of this rank
+  if (options_.shares == 0) return chorus::share_begin(count, ranks, at);
+  const auto shares = static_cast<std::size_t>(options_.shares);
+  const auto first = chorus::share_begin(options_.shares, ranks, at);  // of this rank
   return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
@@ -30782,248 +30661,6 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 
-// <chorus/ops/canonical_mean.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-/// Losses of what a policy with canonical shares has returned: means over the whole batch, on every process, added up
-/// share by share in one fixed order.
-
-// <chorus/autograd/found_nodes.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-/// A walk back over the tape that ends where the caller says.
-
-#include <unordered_set>
-
-namespace chorus::detail {
-
-/// Nodes of the tape, each once, in the order in which they were found.
-class FoundNodes {
- public:
-  void add(Node& node) {
-    if (known_.insert(&node).second) nodes_.push_back(&node);
-  }
-  void add_inputs_of(const Node& node) {
-    node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
-  }
-  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
-  template <class GoesOn>
-  void walk(const GoesOn& goes_on) {
-    for (std::size_t next = 0; next < nodes_.size(); ++next)
-      if (goes_on(*nodes_[next])) add_inputs_of(*nodes_[next]);
-  }
-
-  bool has(const Node& node) const { return known_.contains(&node); }
-  const std::vector<Node*>& all() const { return nodes_; }
-
- private:
-  std::vector<Node*> nodes_;
-  std::unordered_set<const Node*> known_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-
-// <chorus/core/canonical_cut.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
-
-namespace chorus {
-
-/// Belongs to the output of a policy with canonical shares; losses taken of it are the whole batch's.
-class CanonicalCut {
- public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
-  CanonicalCut(std::size_t shares, ShareRange run, std::int64_t samples)
-      : shares_(shares), run_(run), samples_(samples) {}
-  virtual ~CanonicalCut() = default;
-
-  std::size_t shares() const { return shares_; }
-  const ShareRange& run() const { return run_; }
-  std::int64_t samples() const { return samples_; }
-  /// The first sample of the run's share number `i`, among those of this process.
-  std::int64_t begin(std::size_t i) const { return share_begin(samples_, run_.count(), i); }
-  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
-  /// Sums over all processes that share the batch, in place; all of them call it.
-  virtual void sum_over_processes(std::span<double>) const {}
-
- private:
-  std::size_t shares_;
-  ShareRange run_;
-  std::int64_t samples_;
-};
-
-namespace detail {
-/// How many policies have canonical shares: without one, no loss looks for them.
-inline std::atomic<int>& canonical_policies() {
-  static std::atomic<int> count{0};
-  return count;
-}
-/// While it lives, there is one more.
-class CountedCanonicalPolicy {
- public:
-  CountedCanonicalPolicy() { ++canonical_policies(); }
-  ~CountedCanonicalPolicy() { --canonical_policies(); }
-  CountedCanonicalPolicy(const CountedCanonicalPolicy&) = delete;
-  CountedCanonicalPolicy& operator=(const CountedCanonicalPolicy&) = delete;
-};
-/// Whether this thread is within one share: there, a mean is the share's.
-inline bool& within_share() {
-  thread_local bool within = false;
-  return within;
-}
-}  // namespace detail
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-
-namespace chorus::detail {
-
-inline constexpr const char* canonical_mean_name = "canonical_mean";
-
-/// How the batch was cut that `node` was made of; null where no policy has cut it, where it is one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
-[[gnu::cold]] std::shared_ptr<const CanonicalCut> find_cut(Node* node);
-
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
-[[gnu::cold]] void check_canonical_means(std::span<const Ref<Node>> nodes);
-
-/// That of losses, as many for each sample; null where they are not.
-template <Operand X>
-std::shared_ptr<const CanonicalCut> cut_of_losses(const X& losses) {
-  if (canonical_policies().load(std::memory_order_relaxed) == 0) return nullptr;
-  if constexpr (AnyTensor<X> || is_graph_variable<X>) {
-    return nullptr;
-  } else {
-    auto cut = find_cut(node_of(losses).get());
-    const Index count = value_of(losses).numel();
-    const bool fits = cut && (cut->samples() == 0 ? count == 0 : count % cut->samples() == 0);
-    return fits ? cut : nullptr;
-  }
-}
-
-/// Of the whole batch: a sum over its shares, and what it is divided by.
-struct WholeMean {
-  double sum = 0, over = 0;
-  double value() const { return over == 0 ? 0 : sum / over; }
-};
-
-/// From what this process's shares give. All processes call it. Throws UsageError, on all of them, where one has other
-/// samples than its shares of the batch.
-[[gnu::cold]] WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
-                                   std::span<const double> overs);
-
-/// sum(losses) / over: of all shares, on all processes. `over_of(begin, end)`: what the losses in that range of the
-/// flat `losses` are divided by; those of all shares add up, unless `over` says what all are divided by.
-template <AnyVariable X, class OverOf>
-auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over_of, double over = 0) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto values = contiguous(value_of(losses));
-  const auto device = values.device();
-  const Index each = cut.samples() == 0 ? 0 : values.numel() / cut.samples();
-  std::vector<double> sums, overs;
-  for (std::size_t i = 0; i < cut.run().count(); ++i) {
-    const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
-    const auto sum = Tensor<T, 0, D>::zeros({}, device);
-    if (end > begin) kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
-    sums.push_back(static_cast<double>(sum.item()));
-    overs.push_back(end > begin ? over_of(begin, end) : 0);
-  }
-  auto whole = add_shares(cut, sums, overs);
-  if (over != 0) whole.over = over;
-  auto mean = record(
-      canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
-      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
-        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
-        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
-      },
-      losses);
-  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
-}
-
-}  // namespace chorus::detail
-
-#if !CHORUS_COMPILED
-// <chorus/ops/canonical_mean_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-/// How a batch's cut is found, and what may go back into a net.
-
-namespace chorus::detail {
-
-CHORUS_INLINE std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
-  std::shared_ptr<const CanonicalCut> found;
-  if (node == nullptr || within_share() || !grad_enabled()) return found;
-  FoundNodes nodes;
-  nodes.add(*node);
-  nodes.walk([&](const Node& next) {
-    const auto* const cut = next.canonical_cut();
-    if (cut == nullptr) return true;
-    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
-                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
-                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
-    found = *cut;
-    return false;
-  });
-  return found;
-}
-
-CHORUS_INLINE void check_canonical_means(std::span<const Ref<Node>> nodes) {
-  const auto is_mean = [](const Node& node) {
-    return std::string_view(node.operation()) == canonical_mean_name;  // it may be another file's copy of the name
-  };
-  FoundNodes under;
-  for (const Ref<Node>& node : nodes)
-    if (is_mean(*node)) under.add_inputs_of(*node);
-  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
-  for (const Node* const node : under.all())
-    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
-                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  FoundNodes beside;  // what others than means go back into
-  for (const Ref<Node>& node : nodes)
-    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
-  for (const Node* const node : beside.all())
-    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
-}
-
-CHORUS_INLINE WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
-                                   std::span<const double> overs) {
-  const std::size_t shares = cut.shares();
-  std::vector<double> numbers(3 * shares);  // of all shares: sums, what they are divided by, numbers of samples
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    const std::size_t share = cut.run().begin + i;
-    numbers[share] = sums[i];
-    numbers[shares + share] = overs[i];
-    numbers[2 * shares + share] = static_cast<double>(cut.size(i));
-  }
-  cut.sum_over_processes(numbers);
-  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares, shares); };
-  const auto samples = of_shares(2);
-  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
-  for (std::size_t i = 0; i < shares; ++i) {
-    const auto expected = share_begin(batch, shares, i + 1) - share_begin(batch, shares, i);
-    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
-                      shares, " shares, share ", i, " has ", samples[i], ", expected ", expected,
-                      ": each process takes its shares of the batch, as the policy's sampler gives them");
-  }
-  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares)));
-  return {chorus::add_shares(of_shares(0).first(used)), chorus::add_shares(of_shares(1).first(used))};
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-
 // <chorus/ops/cast.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
@@ -31130,6 +30767,91 @@ inline constexpr bool has_float_gradients =
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
+
+// <chorus/ops/mean_of_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
+/// Means over a batch that its policy computes in parts, and adds up in an order of its own (SameBits): the losses of
+/// the library ask here before they take a mean.
+
+namespace chorus {
+
+/// How the batch of one forward pass is cut into parts, of which this process has some.
+class BatchParts {
+ public:
+  virtual ~BatchParts() = default;
+
+  /// Of this process: how many parts and samples it has, and where part `i` begins among its samples.
+  virtual std::size_t parts() const = 0;
+  virtual std::int64_t samples() const = 0;
+  virtual std::int64_t begin(std::size_t i) const = 0;
+
+  /// Of the whole batch: a sum, and its divisor.
+  struct Mean {
+    double sum = 0, over = 0;
+    double value() const { return over == 0 ? 0 : sum / over; }
+  };
+  /// Adds up this process's parts with those of all others, which all call it. Throws UsageError, on all of them, where
+  /// one has other samples than its parts of the batch.
+  virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
+};
+
+namespace detail {
+
+/// Finds the parts of the batch from which a node was made; null while no policy computes in parts.
+inline std::atomic<std::shared_ptr<const BatchParts> (*)(Node*)> find_parts{nullptr};
+
+/// The operation that `mean_of_parts` records.
+inline constexpr const char* mean_of_parts_name = "mean_of_parts";
+
+/// The parts of the batch of which these are losses, as many for each sample; null where they are not.
+template <Operand X>
+std::shared_ptr<const BatchParts> parts_of(const X& losses) {
+  const auto find = find_parts.load(std::memory_order_relaxed);
+  if (find == nullptr) [[likely]]
+    return nullptr;
+  if constexpr (AnyTensor<X> || is_graph_variable<X>) {
+    return nullptr;
+  } else {
+    auto parts = find(node_of(losses).get());
+    const Index count = value_of(losses).numel();
+    const bool fits = parts && (parts->samples() == 0 ? count == 0 : count % parts->samples() == 0);
+    return fits ? parts : nullptr;
+  }
+}
+
+/// sum(losses) / over of all parts, on all processes. `over_of(begin, end)`: the divisor of the losses in that range of
+/// the flat `losses`; those of all parts add up, unless `over` is given.
+template <AnyVariable X, class OverOf>
+auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_of, double over = 0) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto values = contiguous(value_of(losses));
+  const auto device = values.device();
+  const Index each = parts.samples() == 0 ? 0 : values.numel() / parts.samples();
+  std::vector<double> sums, overs;
+  for (std::size_t i = 0; i < parts.parts(); ++i) {
+    const Index begin = parts.begin(i) * each, end = parts.begin(i + 1) * each;
+    const auto sum = Tensor<T, 0, D>::zeros({}, device);
+    if (end > begin) kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
+    sums.push_back(static_cast<double>(sum.item()));
+    overs.push_back(end > begin ? over_of(begin, end) : 0);
+  }
+  auto whole = parts.add_up(sums, overs);
+  if (over != 0) whole.over = over;
+  auto mean = record(
+      mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
+      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
+        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
+        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
+      },
+      losses);
+  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
+}
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
 
 namespace chorus {
 
@@ -31250,9 +30972,9 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
-    if (const auto cut = detail::cut_of_losses(x)) [[unlikely]] {
+    if (const auto parts = detail::parts_of(x)) [[unlikely]] {
       normalize_axis("mean", axis, 1);
-      return detail::canonical_mean(x, *cut, [](Index begin, Index end) { return static_cast<double>(end - begin); });
+      return detail::mean_of_parts(x, *parts, [](Index begin, Index end) { return static_cast<double>(end - begin); });
     }
   auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
@@ -32904,8 +32626,8 @@ class BatchGroup {
   /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
+                     "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
@@ -32932,6 +32654,10 @@ struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
 };
 
 namespace detail {
+/// Whether this thread computes one part of a batch that its policy has cut into parts, which are added up in a fixed
+/// order: a mean is the part's, and no sum's order is a library's choice.
+inline thread_local constinit bool computes_part = false;
+
 inline constexpr const char* different_layers =
     "SyncBatchNorm: the devices' copies of the model have come to different layers";
 }  // namespace detail
@@ -33581,6 +33307,8 @@ class ModuleList : public Module {
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 /// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
+
+#include <unordered_set>
 
 namespace chorus::detail {
 
@@ -39811,9 +39539,9 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   return record(
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
-       canonical = detail::within_share()](const auto& dy, auto dx, auto dw, auto db) {
-        // In canonical shares a bias's gradient has an order of its own: nothing depends on a library's choice.
-        const bool both = dw && db && !canonical &&
+       part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
+        // In a part of a batch the bias's gradient has an order of its own: nothing depends on a library's choice.
+        const bool both = dw && db && !part &&
                           detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
         if (db && !both) {
           const auto [grad, accumulate] = db->target();
@@ -42575,18 +42303,18 @@ double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignor
   return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean; or, of the output of a policy with canonical
-// shares, the whole batch's mean of `each(options)`, the losses of samples.
+// `loss_of(options)`, whose node says over how many labels it is a mean; or, where a policy computes the batch in
+// parts, the whole batch's mean of `each(options)`, the losses of samples.
 template <Operand X, class LossOf, class Each, class D, class Options>
 auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
                          const Tensor<std::int64_t, 1, D>& labels, Options options) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
+    if (const auto parts = options.reduction == Reduction::sum ? nullptr : parts_of(scores)) [[unlikely]] {
       const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
       Options of_each = options;
       of_each.mean_over.reset();
-      return canonical_mean(
-          each(unreduced(operation, of_each)), *cut,
+      return mean_of_parts(
+          each(unreduced(operation, of_each)), *parts,
           [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
           over);
     }
@@ -43206,8 +42934,8 @@ namespace detail {
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [&](Index begin, Index end) {
         return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
   return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
@@ -43216,8 +42944,8 @@ auto mean_of_losses(const X& losses, double over) {
 template <Operand X>
 auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [](Index, Index) { return 0.0; }, over);
   return as_sum(sum(losses), true, over, counted) / over;
 }
 template <Operand X>
@@ -46701,18 +46429,15 @@ class BackwardRunner {
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
 /// devices' outputs; then this node runs backward on all devices.
-class BackwardNode final : public Node {
+class BackwardNode : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
-  /// canonical shares, if there are.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
-               std::shared_ptr<const CanonicalCut> cut = nullptr)
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
       : Node("data_parallel"),
         roots(returns.size()),
         returns_(std::move(returns)),
         runner_(runner),
-        alive_(std::move(alive)),
-        cut_(std::move(cut)) {}
+        alive_(std::move(alive)) {}
 
   void backward(bool keep) override {
     runner().backward(roots, keep);
@@ -46727,10 +46452,6 @@ class BackwardNode final : public Node {
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
     runner().for_each_parameter(visit, context);
-  }
-
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
-    return cut_ ? &cut_ : nullptr;
   }
 
   Roots roots;
@@ -46753,7 +46474,6 @@ class BackwardNode final : public Node {
   std::vector<GradientReturns> returns_;
   BackwardRunner& runner_;
   std::weak_ptr<void> alive_;
-  std::shared_ptr<const CanonicalCut> cut_;
 };
 
 }  // namespace chorus::dp
@@ -47565,15 +47285,44 @@ CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
 
-// <chorus/parallel/canonical/share_losses.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
-
 // <chorus/parallel/dp/device_scalars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
 /// Scalars that a model has returned for several shares of a batch, on the tape.
+
+// <chorus/autograd/found_nodes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+/// A walk back over the tape that ends where the caller says.
+
+namespace chorus::detail {
+
+/// Nodes of the tape, each once, in the order in which they were found.
+class FoundNodes {
+ public:
+  void add(Node& node) {
+    if (known_.insert(&node).second) nodes_.push_back(&node);
+  }
+  void add_inputs_of(const Node& node) {
+    node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
+  }
+  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
+  template <class GoesOn>
+  void walk(const GoesOn& goes_on) {
+    for (std::size_t next = 0; next < nodes_.size(); ++next)
+      if (goes_on(*nodes_[next])) add_inputs_of(*nodes_[next]);
+  }
+
+  bool has(const Node& node) const { return known_.contains(&node); }
+  const std::vector<Node*>& all() const { return nodes_; }
+
+ private:
+  std::vector<Node*> nodes_;
+  std::unordered_set<const Node*> known_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
 
 namespace chorus::detail {
 
@@ -47602,88 +47351,6 @@ void search_tape(Node* node, const Found& found) {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-
-namespace chorus::canonical {
-
-/// Whether each share's loss is a sum, or a number times one.
-inline bool are_sums(Node& losses) {
-  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
-  if (gathered == nullptr) return false;
-  detail::LossTerms terms;
-  for (Node* const scalar : gathered->scalars()) {
-    if (scalar == nullptr) return false;
-    terms.find(*scalar);
-    terms.check_linear("canonical shares");
-    for (const auto& term : terms.all())
-      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
-          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
-        return false;
-    if (terms.all().empty() || terms.has_more()) return false;
-  }
-  return true;
-}
-
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
-template <Real T, Device D>
-std::vector<double> mean_over_of_shares(Node& losses) {
-  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
-  std::vector<std::vector<double>> over;
-  for (const bool only_losses : {true, false}) {
-    over.clear();
-    bool known = gathered != nullptr;
-    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
-      auto& of_share = over.emplace_back();
-      detail::search_tape<T, D>(scalar, [&](Node& node) {
-        const bool counts = only_losses ? node.is_loss() : node.is_mean();
-        if (counts) of_share.push_back(node.mean_over());
-        return counts;
-      });
-      known = known && !of_share.empty() && of_share.size() == over.front().size();
-    }
-    if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
-  }
-  std::vector<double> out;
-  for (const auto& of_share : over) {
-    out.push_back(of_share.front());
-    for (std::size_t i = 1; i < of_share.size(); ++i)
-      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
-  }
-  return out;
-}
-
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
-template <Real T, Device D>
-Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
-  const auto values = losses.value().to_vector();
-  const bool sums_only = are_sums(*losses.node());
-  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
-    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
-  }
-  auto whole = detail::add_shares(cut, sums, overs);
-  if (sums_only) whole.over = 1;
-  return record(
-      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
-      [overs, all = whole.over](const auto& dy, auto dx) {
-        std::vector<T> gradients;
-        const auto gradient = static_cast<double>(dy.item());
-        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
-        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
-      },
-      losses);
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
 
 // <chorus/parallel/loss_share.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
@@ -47960,14 +47627,16 @@ class GatheredScalars {
     for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
   }
 
+  /// Throws ShapeError for another number of losses than the last forward pass had.
+  void check_count(Index losses) const {
+    known_ = true;
+    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
+                      " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+  }
   /// See DataParallel::mean_loss.
   template <Real T, Device D>
   Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    if (canonical_policies().load(std::memory_order_relaxed) != 0)
-      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
+    check_count(losses.numel());
     const auto shares = LossShares::of<T, D>(losses.node().get(), losses.value().to_vector(), shares_);
     return record(
         "mean_loss", Tensor<T, 0, D>::full({}, static_cast<T>(shares.value), losses.device()),
@@ -48715,867 +48384,69 @@ class ParallelApply {
 /// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
 /// options and extensions add.
 
-// <chorus/parallel/dp/canonical_reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+// <chorus/parallel/dp/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
+/// reduce.
 
-// <chorus/parallel/canonical/device_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+// <chorus/comm/nccl/device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
 
-// <chorus/parallel/canonical/gradient_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
-/// copies of the flat gradients.
+namespace chorus::comm {
 
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
-
-namespace chorus::ddp {
-
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
-template <class F>
-void with_type(std::string_view what, DType type, void* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
-  if (type == DType::f32)
-    f(static_cast<float*>(at));
-  else
-    f(static_cast<double*>(at));
-}
-template <class F>
-void with_type(DType type, void* at, const F& f) {
-  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-namespace chorus::canonical {
-
-/// `to` grows by `from`, both on one device.
-template <Device D>
-void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
-  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
-    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
-  });
-}
-
-/// A copy of all flat gradients.
-template <Device D>
-class GradientCopy {
- public:
-  explicit GradientCopy(const nn::FlatParameters<D>& flat);
-  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
-
- private:
-  std::vector<Storage<D>> groups_;
+/// Some numbers in one device's memory.
+struct DevicePiece {
+  void* data;
+  std::size_t count;
+  DType dtype;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
-template <Device D>
-class GradientTree {
+/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
+/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
+/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
+/// deadline. The first failure is final, for all devices.
+class DeviceGroup {
  public:
-  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+  DeviceGroup() = default;
+  virtual ~DeviceGroup() = default;
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
-  void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
-  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
-  template <class Late>
-  void end_share(std::size_t share, const Late& late) {
-    for (std::size_t i = 0; i < taken_.size(); ++i)
-      while (taken_[i] <= share)
-        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
-  }
-  bool is_last(std::size_t share) const { return steps_[share].last; }
-
-  /// The sums that the run leaves, from left to right.
-  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
-  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
-  const std::size_t* entry_of(const Node& leaf);
-
- private:
-  struct Copy {
-    GradientCopy<D> numbers;
-    std::vector<char> has;  // by entry
-  };
-
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
-  struct Step {
-    std::size_t carries, depth;
-    bool last;
-  };
-
-  void begin_anew();
-  std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
-  void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
-  bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
-  void fill_sums(std::size_t i, std::size_t depth);
-
-  const nn::FlatParameters<D>& flat_;
-  std::uint64_t generation_ = ~std::uint64_t{0};
-  std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
-  std::vector<Step> steps_;  // by share of the run
-  std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  /// Meets the others.
+  virtual void join(int rank) = 0;
+  /// Everybody's pieces := device 0's.
+  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
+  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
+  virtual void leave(int rank) noexcept = 0;
+  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
+  /// any thread.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  /// Where something failed first; -1: nowhere.
+  virtual int failed() = 0;
 };
 
-}  // namespace chorus::canonical
+/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
+                                                          std::chrono::milliseconds timeout);
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/gradient_tree_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-/// How the gradients of shares are added up as they arrive.
-
-namespace chorus::canonical {
-
-template <Device D>
-GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
-  const MemoryScope scope(trace::Memory::gradients);
-  for (const auto& group : flat.groups()) {
-    const std::size_t bytes = group.count * size_of(group.dtype);
-    groups_.emplace_back(group.grads.device(), bytes);
-    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
-  }
+/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+inline DeviceGroupMaker& device_group_maker() {
+  static DeviceGroupMaker maker = nullptr;
+  return maker;
 }
 
-template <Device D>
-std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
-  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
-}
-
-template <Device D>
-void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
-  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
-  taken_.assign(taken_.size(), 0);
-  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
-  tree_ = {};
-  steps_.clear();
-  std::size_t copies = 0;
-  for (std::size_t share = run.begin; share < run.end; ++share) {
-    std::size_t carries = 0;
-    const auto carry = [&](std::size_t) { ++carries; };
-    tree_.push({share, share + 1}, carry);
-    const bool last = share + 1 == run.end;
-    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
-    steps_.push_back({carries, tree_.sums().size() - 1, last});
-    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
-  }
-  while (copies_.size() < copies)
-    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
-}
-
-template <Device D>
-void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
-  auto& p = flat_.entries()[i].parameter();
-  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
-  while (taken_[i] < share) carry_none(i, taken_[i]++);
-  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
-  carry(i, taken_[i]++);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
-  const auto& flat = flat_.groups()[group];
-  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
-}
-
-template <Device D>
-const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
-  const auto found = entry_of_.find(&leaf);
-  return found == entry_of_.end() ? nullptr : &found->second;
-}
-
-template <Device D>
-void GradientTree<D>::begin_anew() {
-  generation_ = flat_.generation();
-  copies_.clear();
-  taken_.assign(flat_.entries().size(), 0);
-  entry_of_.clear();
-  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
-    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
-  const auto& entry = flat_.entries()[i];
-  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
-}
-
-template <Device D>
-void GradientTree<D>::carry(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  const D device = p.where();
-  const auto count = static_cast<std::size_t>(p.count());
-  auto* const gradient = static_cast<std::byte*>(p.grad_place());
-  for (std::size_t c = depth + carries; c-- > depth;) {
-    Copy& left = copies_[c];
-    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
-    if (c == depth && !last)
-      add_numbers(device, p.dtype(), count, gradient, place(left, i));
-    else
-      add_numbers(device, p.dtype(), count, place(left, i), gradient);
-  }
-  if (last) {
-    fill_sums(i, depth);
-    return p.set_grad_arrived(true);
-  }
-  Copy& sum = copies_[depth];
-  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
-  sum.has[i] = true;
-  p.set_grad_arrived(false);
-}
-
-template <Device D>
-bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  bool any = false;
-  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
-  if (!any && last) fill_sums(i, depth);
-  if (!any) return false;
-  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
-  carry(i, share);
-  return true;
-}
-
-template <Device D>
-void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
-  for (std::size_t c = 0; c < depth; ++c)
-    if (!std::exchange(copies_[c].has[i], false))
-      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
-                 flat_.entries()[i].parameter().size_bytes());
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-
-// <chorus/parallel/canonical/share_buffers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
-
-namespace chorus::canonical {
-
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
-template <Device D>
-class ShareBuffers {
- public:
-  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
-
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
-  void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
-  void enter(std::size_t share);
-  /// It has ended, or others go on.
-  void leave(std::size_t share);
-  void end_pass();
-
- private:
-  struct Kept {
-    Storage<D> before;
-    std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
-    std::uint64_t version = 0;
-  };
-  void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
-  void copy_in(std::size_t i, const Storage<D>& from);
-
-  const std::vector<nn::NamedBuffer<D>>& buffers_;
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/share_buffers_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
-
-namespace chorus::canonical {
-
-template <Device D>
-void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
-  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    kept_[i].of_share.resize(shares);
-    copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
-    kept_[i].version = buffers_[i].buffer->version();
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::enter(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
-    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::leave(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
-}
-
-template <Device D>
-void ShareBuffers<D>::end_pass() {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
-  const auto& buffer = *buffers_[i].buffer;
-  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
-  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
-  const auto& buffer = *buffers_[i].buffer;
-  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
-  if (buffer.version() == kept_[i].version) return;
-  buffer.touch();
-  kept_[i].version = buffer.version();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-
-// <chorus/parallel/canonical/share_scope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
-
-namespace chorus::canonical {
-
-/// Refuses layers that look at the batch of all devices.
-class NoBatchGroup final : public BatchGroup {
- public:
-  void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
-  }
-  double weight() override { return 1; }
-};
-
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
-class ShareScope {
- public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
-  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
-             std::shared_ptr<BatchGroup> group)
-      : context_(dp::random_of_share(random, split, i, shares)),
-        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
-  /// Whether operations have drawn random numbers.
-  bool drew() const { return context_.drew; }
-
- private:
-  RandomContext context_;
-  RandomScope random_{context_};
-  BatchGroupScope group_;
-  detail::Replaced<bool> within_{detail::within_share(), true};
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-
-// <chorus/parallel/canonical/side_by_side.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
-
-// <chorus/parallel/canonical/share_turns.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
-
-namespace chorus::canonical {
-
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
-class ShareTurns {
- public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
-  struct Work {
-    std::function<void(std::size_t)> task, enter, leave;
-  };
-
-  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
-
-  /// Throws what a task has thrown, of several the one because of which others have.
-  void run(std::size_t shares, Work work);
-
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
-  template <class Complete>
-  void meet(std::size_t i, const Complete& complete) {
-    check<UsageError>(i < ended_.size() && turn_ == i,
-                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
-                      "backward begin at what the policy returns");
-    const std::size_t round = round_;
-    ++arrived_;
-    leave(i);
-    pass_on(i);
-    await_turn(i);
-    if (i == 0 && arrived_ == ended_.size()) {
-      complete();
-      arrived_ = 0;
-      ++round_;
-    }
-    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
-  }
-
- private:
-  void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
-  void await_turn(std::size_t i);
-  void leave(std::size_t i);
-  void pass_on(std::size_t i);
-
-  dp::DeviceThreads threads_;
-  Work work_;
-  std::mutex mutex_;
-  std::condition_variable change_;
-  std::size_t turn_ = 0;
-  std::vector<char> ended_;
-  std::size_t arrived_ = 0, round_ = 0;
-  std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
-};
-
-}  // namespace chorus::canonical
-
-#if !CHORUS_COMPILED
-// <chorus/parallel/canonical/share_turns_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-/// How shares that go side by side take turns.
-
-namespace chorus::canonical {
-
-CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
-  work_ = std::move(work);
-  ended_.assign(shares, false);
-  turn_ = arrived_ = round_ = 0;
-  first_error_ = nullptr;
-  team_ = std::move(detail::thread_team());
-  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
-    const detail::Replaced<int> here(detail::pass_slot, slot);
-    take_turns(i);
-  });
-  detail::thread_team() = std::move(team_);
-  ended_.clear();
-  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
-}
-
-CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
-  try {
-    await_turn(i);
-    work_.task(i);
-  } catch (...) {
-    if (!first_error_) first_error_ = std::current_exception();
-  }
-  leave(i);
-  ended_[i] = true;
-  pass_on(i);
-}
-
-CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
-  {
-    std::unique_lock lock(mutex_);
-    change_.wait(lock, [&] { return turn_ == i; });
-  }
-  detail::thread_team() = std::move(team_);
-  work_.enter(i);
-}
-
-CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
-  work_.leave(i);
-  team_ = std::move(detail::thread_team());
-}
-
-CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t step = 1; step <= ended_.size(); ++step) {
-    turn_ = (i + step) % ended_.size();
-    if (!ended_[turn_]) break;
-  }
-  change_.notify_all();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-
-namespace chorus::canonical {
-
-/// Whether a layer of the model looks at the whole batch.
-[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
-
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
-template <Device D>
-class SideBySide {
- public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
-  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
-  /// Nodes of the tape may outlive it.
-  ~SideBySide();
-  SideBySide(const SideBySide&) = delete;
-  SideBySide& operator=(const SideBySide&) = delete;
-
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
-  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
-           const std::function<void(std::size_t)>& task);
-  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
-
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
-  template <class F>
-  void with_gradient(Node& leaf, const F& f) const {
-    const auto found = number_of_.find(&leaf);
-    if (found == number_of_.end()) return;
-    const auto* const parameter = parameters_[found->second];
-    f(*nodes_[found->second], parameter->grad_data_of(leaf));
-    parameter->drop_grad_of(leaf);
-  }
-
- private:
-  struct Group final : BatchGroup {
-    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
-    void sum(std::span<double> values) override;
-    double weight() override { return 1; }
-    std::size_t member() const override { return i; }
-    SideBySide* shares;
-    std::size_t i;
-  };
-
-  void stand_in(std::span<const Ref<Node>> leaves);
-  void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
-  void add_up();
-
-  ShareBuffers<D>& buffers_;
-  std::size_t shares_;
-  ShareRange run_;
-  std::shared_ptr<BatchGroup> devices_;
-  ShareTurns turns_;
-  std::size_t used_ = 0;
-  std::vector<std::vector<double>> values_;  // by share of the run
-  std::vector<double> total_;
-  std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
-  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
-  std::unordered_map<const Node*, std::size_t> number_of_;
-  std::vector<std::shared_ptr<Group>> groups_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/side_by_side_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-/// How shares meet where a layer asks for sums over the batch.
-
-namespace chorus::canonical {
-
-CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
-  struct Look final : nn::detail::Walker {
-    bool any = false;
-    void enter(nn::Module& layer) override {
-      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
-      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
-    }
-  } look;
-  look.walk(model);
-  return look.any;
-}
-
-template <Device D>
-SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
-                          ShareRange run)
-    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
-  for (const auto& entry : flat.entries()) {
-    parameters_.push_back(&entry.parameter());
-    nodes_.push_back(entry.named.handle.shared().get());
-  }
-  for (auto& leaves : leaves_)
-    for (auto* const parameter : parameters_) {
-      leaves.push_back(parameter->make_stand_in());
-      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
-    }
-  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
-}
-
-template <Device D>
-SideBySide<D>::~SideBySide() {
-  for (const auto& group : groups_) group->shares = nullptr;
-}
-
-template <Device D>
-void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
-                        const std::function<void(std::size_t)>& task) {
-  used_ = used;
-  devices_ = std::move(devices);
-  turns_.run(count, {.task = task,
-                     .enter =
-                         [this, forward](std::size_t i) {
-                           if (forward) buffers_.enter(i);
-                           stand_in(leaves_[i]);
-                         },
-                     .leave =
-                         [this, forward](std::size_t i) {
-                           stand_in({});
-                           if (forward) buffers_.leave(i);
-                         }});
-}
-
-template <Device D>
-void SideBySide<D>::Group::sum(std::span<double> values) {
-  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
-  shares->sum(i, values);
-}
-
-template <Device D>
-void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
-  for (std::size_t p = 0; p < parameters_.size(); ++p)
-    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
-}
-
-template <Device D>
-void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
-  values_[i].assign(values.begin(), values.end());
-  turns_.meet(i, [this] { add_up(); });
-  check<UsageError>(total_.size() == values.size(), detail::different_layers);
-  std::copy(total_.begin(), total_.end(), values.begin());
-}
-
-template <Device D>
-void SideBySide<D>::add_up() {
-  const std::size_t count = values_.front().size();
-  std::vector<double> numbers(count * shares_);
-  for (std::size_t i = 0; i < used_; ++i) {
-    check<UsageError>(values_[i].size() == count, detail::different_layers);
-    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
-  }
-  if (devices_) {
-    const BatchGroupScope as_device(devices_);
-    devices_->sum(numbers);
-  }
-  total_.resize(count);
-  for (std::size_t n = 0; n < count; ++n)
-    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-
-namespace chorus::canonical {
-
-template <Device D>
-class DeviceShares {
- public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
-  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
-               std::size_t shares, ShareRange run)
-      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
-    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
-  }
-
-  const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
-  const GradientTree<D>& tree() const { return tree_; }
-
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
-  template <class Task>
-  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
-               const Task& task) {
-    bool drew = false;
-    buffers_.begin_pass(count, nn::detail::any_training(model_));
-    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
-      const GradMode mode(grad);
-      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
-                             side_by_side_ ? side_by_side_->group(i) : nullptr);
-      task(i);
-      drew = drew || scope.drew();
-    });
-    buffers_.end_pass();
-    return drew;
-  }
-
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
-  template <class Complete>
-  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
-                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
-    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
-    tree_.begin(run, used);
-    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
-      Observer<Complete> observer(*this, i, complete);
-      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
-      if (run.count() == 0) return;
-      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
-    });
-  }
-
- private:
-  /// Of the share number `i`.
-  template <class Complete>
-  struct Observer final : LeafObserver {
-    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
-    void gradient_is_final(Node& leaf) override {
-      if (shares.side_by_side_)
-        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
-      else if (const auto* const entry = shares.tree_.entry_of(leaf))
-        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
-    }
-    // The gradient of the parameter whose leaf that is.
-    void take(Node& leaf, const void* gradient) {
-      const bool counts = !shares.tree_.sums().empty();
-      if (counts && gradient != nullptr)
-        shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
-      if (!counts || shares.tree_.is_last(i)) complete(leaf);
-    }
-    DeviceShares& shares;
-    std::size_t i;
-    const Complete& complete;
-  };
-
-  // `with_samples`: so many of the shares have any.
-  template <class Task>
-  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
-               const Task& task) {
-    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (forward) buffers_.enter(i);
-      task(i);
-      if (forward) buffers_.leave(i);
-    }
-  }
-
-  nn::Module& model_;
-  const nn::FlatParameters<D>& flat_;
-  std::size_t shares_;
-  ShareRange run_;
-  ShareBuffers<D> buffers_;
-  GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-
-// <chorus/parallel/canonical/earlier_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-/// Gradients that were there before a backward pass over canonical shares.
-
-namespace chorus::canonical {
-
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
-template <Device D>
-class EarlierGradients {
- public:
-  /// No gradient is there any more.
-  void take(const nn::FlatParameters<D>& flat);
-  void give_back();
-
- private:
-  struct Kept {
-    ParameterOn<D>* parameter;
-    Storage<D> gradient;
-  };
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/earlier_gradients_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-/// How gradients of earlier passes are laid aside, and added again.
-
-namespace chorus::canonical {
-
-template <Device D>
-void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
-  kept_.clear();
-  for (const auto& entry : flat.entries()) {
-    auto& p = entry.parameter();
-    if (!p.grad_arrived()) continue;
-    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
-    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
-    p.set_grad_arrived(false);
-  }
-}
-
-template <Device D>
-void EarlierGradients<D>::give_back() {
-  for (const Kept& kept : kept_) {
-    auto& p = *kept.parameter;
-    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
-    if (p.grad_arrived())
-      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
-                  static_cast<std::byte*>(p.grad_place()));
-    else
-      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
-    p.set_grad_arrived(true);
-  }
-  kept_.clear();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-
-// <chorus/parallel/dp/reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+
+// <chorus/parallel/dp/replicate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
 
 // <chorus/parallel/dp/replica.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
@@ -49724,133 +48595,6 @@ class Replicas {
 
 namespace chorus::dp {
 
-/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
-template <class Model, class F>
-void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
-  for (std::size_t i = 1; i < used; ++i)
-    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
-      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
-}
-
-/// Before backward: one that failed may have left gradients on the copies.
-template <class Model>
-void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
-  for_each_copy(replicas, used,
-                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
-}
-
-/// `to`, on the first device, becomes or grows by `from`, on another.
-template <Device D>
-void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
-                   bool add) {
-  const auto bytes = count * size_of(dtype);
-  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
-  Storage<D> near;
-  if constexpr (!std::is_same_v<D, Cpu>)
-    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
-      near = Storage<D>(to_device, bytes);
-      copy_bytes(to_device, near.data(), from_device, from, bytes);
-      from = static_cast<const std::byte*>(near.data());
-    }
-  const auto elements = static_cast<Index>(count);
-  if (dtype == DType::f32)
-    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-  else
-    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
-}
-
-/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
-/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
-template <class Model, class Run>
-void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
-  struct Piece {
-    std::size_t device, group, begin, count;
-    bool add;
-  };
-  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
-  std::vector<std::size_t> bytes(used);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    if (!copy.parameter().grad_arrived()) return;
-    auto& to = entry.parameter();
-    const bool add = to.grad_arrived();
-    to.set_grad_arrived(true);
-    entry.named.handle.shared()->set_reached();
-    bytes[i] += to.size_bytes();
-    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
-        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
-      pieces.back().count += entry.count;
-    else
-      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
-  });
-  if (pieces.empty()) return;
-  for (std::size_t i = 1; i < used; ++i)
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
-  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
-  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
-  const auto& groups = replicas.parameters(0).groups();
-  struct Range {
-    std::size_t begin = SIZE_MAX, end = 0;
-  };
-  std::vector<Range> ranges(groups.size());
-  for (const Piece& piece : pieces) {
-    auto& [begin, end] = ranges[piece.group];
-    begin = std::min(begin, piece.begin);
-    end = std::max(end, piece.begin + piece.count);
-  }
-  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
-  run(workers, [&](std::size_t worker) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    for (const Piece& piece : pieces) {
-      const Range& range = ranges[piece.group];
-      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
-      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
-      const auto begin = std::max(piece.begin, block(worker)),
-                 end = std::min(piece.begin + piece.count, block(worker + 1));
-      if (begin >= end) continue;
-      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
-                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
-                    groups[piece.group].grad(begin), piece.add);
-    }
-  });
-}
-
-/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
-/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
-/// to where `grad` collects.
-template <class Model, class Backward>
-void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
-  const auto skip = [&](bool on) {
-    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
-      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
-    });
-  };
-  skip(true);
-  try {
-    backward();
-  } catch (...) {
-    skip(false);
-    throw;
-  }
-  skip(false);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    auto& parameter = copy.parameter();
-    if (!parameter.grad_arrived()) return;
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
-    entry.parameter().add_grad_of(parameter);
-    parameter.set_grad_arrived(false);
-  });
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-
-// <chorus/parallel/dp/replicate.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
-
-namespace chorus::dp {
-
 /// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
 /// `wanted(entry number)`.
 template <class Entry, class Wanted, class Use>
@@ -49892,169 +48636,6 @@ void replicate(const Replicas<Model>& replicas, std::size_t i) {
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-
-namespace chorus::dp {
-
-template <class Model>
-class CanonicalReduce {
- public:
-  using D = typename Replicas<Model>::D;
-
-  /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
-    if (shares_ == 0) return;
-    for (std::size_t i = 0; i < replicas.size(); ++i)
-      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
-          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
-          shares_of_device(shares, replicas.size(), i)));
-    counted_.emplace();
-  }
-
-  std::size_t shares() const { return shares_; }
-  /// By device; empty without shares.
-  const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
-  std::vector<ShareRange> runs(std::size_t used) const {
-    std::vector<ShareRange> runs;
-    for (const auto& device : devices_)
-      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
-    return runs;
-  }
-
-  /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
-    if (shares_ == 0) return nullptr;
-    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
-  }
-
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
-  template <class Apply>
-  void backward(const Roots& roots, bool keep, const Apply& apply) {
-    earlier_.take(replicas_.parameters(0));
-    const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
-    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
-      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
-                           [](Node&) {});
-    });
-    reduce(used.size());
-    earlier_.give_back();
-  }
-
- private:
-  struct Sum {
-    std::size_t device, number;  // of the device's sums
-  };
-
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
-  void reduce(std::size_t used) {
-    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
-      return replicas_.parameters(i).entries()[p].parameter();
-    };
-    const auto& entries = replicas_.parameters(0).entries();
-    for_each_run(
-        entries,
-        [&](std::size_t p) {
-          bool any = false;
-          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
-            if (!parameter(i, p).grad_arrived())
-              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
-          if (any) parameter(0, p).set_grad_arrived(true);
-          if (any) entries[p].named.handle.shared()->set_reached();
-          return any;
-        },
-        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
-  }
-  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-    const auto add = [&](const Sum& left, const Sum& right) {
-      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
-      add_gradients(dtype, count, from, at(right), to, at(left), true);
-      if (left.device != right.device)
-        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-    };
-    TreeSum<Sum> sum;
-    for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
-        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
-    const auto* const all = at(*sum.finish(add));
-    const D first = replicas_.device(0);
-    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
-  }
-
-  const Replicas<Model>& replicas_;
-  std::size_t shares_;
-  std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
-  canonical::EarlierGradients<D> earlier_;
-  std::optional<detail::CountedCanonicalPolicy> counted_;  // where there are shares
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-
-// <chorus/parallel/dp/collectives.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
-/// reduce.
-
-// <chorus/comm/nccl/device_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
-
-namespace chorus::comm {
-
-/// Some numbers in one device's memory.
-struct DevicePiece {
-  void* data;
-  std::size_t count;
-  DType dtype;
-};
-
-/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
-/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
-/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
-/// deadline. The first failure is final, for all devices.
-class DeviceGroup {
- public:
-  DeviceGroup() = default;
-  virtual ~DeviceGroup() = default;
-  DeviceGroup(const DeviceGroup&) = delete;
-  DeviceGroup& operator=(const DeviceGroup&) = delete;
-
-  /// Meets the others.
-  virtual void join(int rank) = 0;
-  /// Everybody's pieces := device 0's.
-  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
-  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
-  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
-  virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
-  /// any thread.
-  virtual void abort(int rank, std::string_view why) noexcept = 0;
-  /// Where something failed first; -1: nowhere.
-  virtual int failed() = 0;
-};
-
-/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
-using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
-                                                          std::chrono::milliseconds timeout);
-
-/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
-inline DeviceGroupMaker& device_group_maker() {
-  static DeviceGroupMaker maker = nullptr;
-  return maker;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 
 namespace chorus::dp {
 
@@ -50292,29 +48873,6 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
 /// The options of DataParallel, and the devices that a run gives it.
 
-// <chorus/parallel/canonical/checked_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-/// The option `canonical_shares` of every policy.
-
-namespace chorus::canonical {
-
-/// The number of shares, 0 where there are none. Throws UsageError for a number that is none, where there
-/// are more devices than shares, and where samples don't lie along the first axis.
-[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
-  check<UsageError>(shares >= 0 && shares <= most_canonical_shares, "canonical_shares: expected 1 to ",
-                    most_canonical_shares, ", or 0 for none, got ", shares);
-  check<UsageError>(shares == 0 || devices <= shares, "canonical_shares: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
-  check<UsageError>(shares == 0 || dim == 0,
-                    "canonical_shares: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
-  return static_cast<std::size_t>(shares);
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-
 #if CHORUS_USE_CUDA
 #endif
 
@@ -50331,8 +48889,6 @@ struct DataParallelOptions {
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
   /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// See SingleDeviceOptions: a device takes whole shares, of which there are at least as many as devices.
-  int canonical_shares = 0;
 };
 
 namespace dp {
@@ -50385,7 +48941,6 @@ DataParallelOptions settled(DataParallelOptions options) {
   CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
-  canonical::checked_shares(options.canonical_shares, static_cast<int>(options.device_ids.size()), options.dim);
   return options;
 }
 
@@ -50676,13 +49231,6 @@ CHORUS_INLINE WatchScope::~WatchScope() {
 
 namespace chorus::dp {
 
-/// So many devices with one share each.
-inline std::vector<ShareRange> one_each(std::size_t devices) {
-  std::vector<ShareRange> runs;
-  for (std::size_t i = 0; i < devices; ++i) runs.push_back({i, i + 1});
-  return runs;
-}
-
 /// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
 /// std::apply.)
 template <class Model, class... Own>
@@ -50697,25 +49245,22 @@ template <class Model, class Shares, class Returned>
 class Pass {
  public:
   using Output = Returned;
-  using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
-  /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by
-  /// `canonical_devices`, else there are none of these, and each device has one share. `random`: the whole batch's.
-  /// `watch`: of the first device's parameters, or null.
-  Pass(const Split& how, std::vector<ShareRange> device_shares, Devices canonical_devices, Model& model,
-       const Replicas<Model>& replicas, const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
+  /// `devices`: so many take part. `random`: the whole batch's. `watch`: of the first device's parameters, or null.
+  Pass(const Split& how, std::size_t devices, Model& model, const Replicas<Model>& replicas,
+       const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
-        runs(std::move(device_shares)),
         shares(how.devices),
         returns(how.devices),
         outputs(how.devices),
         first_(model),
-        devices_(std::move(canonical_devices)),
         copies_(replicas.copies()),
         random_(random),
         watch_(std::move(watch)),
-        drew_(how.devices),
-        prepared_(static_cast<std::ptrdiff_t>(runs.size())) {}
+        drew_(devices),
+        prepared_(static_cast<std::ptrdiff_t>(devices)) {}
+
+  std::size_t devices() const { return drew_.size(); }
 
   /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
   /// first device's model writes into its buffers, the others have copied before.
@@ -50729,40 +49274,37 @@ class Pass {
     task();
   }
 
-  /// In the thread of device `i`: its copy of the model makes its output of each of its shares.
+  /// In the thread of device `i`: its copy of the model makes its output of its share.
   void forward(std::size_t i) {
+    forward(i, [&](Model& model, const RandomContext& whole) {
+      RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
+      const RandomScope random_scope(random);
+      outputs[i].emplace(call(model, *shares[i]));
+      return random.drew;
+    });
+  }
+  /// The same where `compute(model, random)` fills `outputs`, and returns whether random numbers were drawn.
+  template <class Compute>
+  void forward(std::size_t i, const Compute& compute) {
     const GradMode mode(grad_);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     RandomContext whole = random_;
     if (i > 0) whole.device_slot = trace_slot(copies_[i - 1]->device());
-    Model& model = i == 0 ? first_ : copies_[i - 1]->model();
-    if (devices_.empty()) return forward(model, whole, i);
-    drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
-      outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
-    });
+    drew_[i] = compute(i == 0 ? first_ : copies_[i - 1]->model(), whole);
   }
 
   /// Whether random operations have drawn numbers on any device.
   bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
 
   const Split split;
-  const std::vector<ShareRange> runs;  // by device
-  // By share.
+  // By share, of which each device has one.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
   std::vector<std::optional<Output>> outputs;
 
  private:
-  void forward(Model& model, const RandomContext& whole, std::size_t i) {
-    RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
-    const RandomScope random_scope(random);
-    outputs[i].emplace(call(model, *shares[i]));
-    drew_[i] = random.drew;
-  }
-
   Model& first_;
-  Devices devices_;
   typename Replicas<Model>::Copies copies_;
   RandomContext random_;
   std::shared_ptr<detail::UnlistedParameters> watch_;
@@ -50881,6 +49423,133 @@ void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, 
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
+
+// <chorus/parallel/dp/reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+
+namespace chorus::dp {
+
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+template <class Model, class F>
+void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
+  for (std::size_t i = 1; i < used; ++i)
+    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
+}
+
+/// Before backward: one that failed may have left gradients on the copies.
+template <class Model>
+void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
+  for_each_copy(replicas, used,
+                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
+}
+
+/// `to`, on the first device, becomes or grows by `from`, on another.
+template <Device D>
+void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
+                   bool add) {
+  const auto bytes = count * size_of(dtype);
+  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
+  Storage<D> near;
+  if constexpr (!std::is_same_v<D, Cpu>)
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+      near = Storage<D>(to_device, bytes);
+      copy_bytes(to_device, near.data(), from_device, from, bytes);
+      from = static_cast<const std::byte*>(near.data());
+    }
+  const auto elements = static_cast<Index>(count);
+  if (dtype == DType::f32)
+    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
+/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+template <class Model, class Run>
+void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
+  struct Piece {
+    std::size_t device, group, begin, count;
+    bool add;
+  };
+  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<std::size_t> bytes(used);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    if (!copy.parameter().grad_arrived()) return;
+    auto& to = entry.parameter();
+    const bool add = to.grad_arrived();
+    to.set_grad_arrived(true);
+    entry.named.handle.shared()->set_reached();
+    bytes[i] += to.size_bytes();
+    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
+        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
+      pieces.back().count += entry.count;
+    else
+      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
+  });
+  if (pieces.empty()) return;
+  for (std::size_t i = 1; i < used; ++i)
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
+  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
+  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  const auto& groups = replicas.parameters(0).groups();
+  struct Range {
+    std::size_t begin = SIZE_MAX, end = 0;
+  };
+  std::vector<Range> ranges(groups.size());
+  for (const Piece& piece : pieces) {
+    auto& [begin, end] = ranges[piece.group];
+    begin = std::min(begin, piece.begin);
+    end = std::max(end, piece.begin + piece.count);
+  }
+  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
+  run(workers, [&](std::size_t worker) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    for (const Piece& piece : pieces) {
+      const Range& range = ranges[piece.group];
+      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
+      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
+      const auto begin = std::max(piece.begin, block(worker)),
+                 end = std::min(piece.begin + piece.count, block(worker + 1));
+      if (begin >= end) continue;
+      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
+                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
+                    groups[piece.group].grad(begin), piece.add);
+    }
+  });
+}
+
+/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
+/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// to where `grad` collects.
+template <class Model, class Backward>
+void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
+  const auto skip = [&](bool on) {
+    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
+      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
+    });
+  };
+  skip(true);
+  try {
+    backward();
+  } catch (...) {
+    skip(false);
+    throw;
+  }
+  skip(false);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    auto& parameter = copy.parameter();
+    if (!parameter.grad_arrived()) return;
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
+    entry.parameter().add_grad_of(parameter);
+    parameter.set_grad_arrived(false);
+  });
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
 
 // <chorus/parallel/model_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
@@ -51139,6 +49808,8 @@ class Policy {
  public:
   using model_type = Model;
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
+  static constexpr bool adds_up_in_pass = false;
   static_assert(
       requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
   static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
@@ -51197,8 +49868,6 @@ class Policy {
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
-  /// How many shares every batch is cut into, where a policy has canonical shares; else 0.
-  int canonical_shares() const { return 0; }
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
   /// Random operations depend on it, so a checkpoint keeps it.
@@ -51375,7 +50044,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
-  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
   const DataParallelOptions& options() const { return options_; }
 
  protected:
@@ -51386,26 +50054,29 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
-        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
     warn_of_imbalance<D>(options_.device_ids);
   }
 
   /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
+    return begin_shares<Make>(
+        Index{devices()}, [](const Split& split) { return split.devices; }, inputs...);
+  }
+  /// The same for a batch in `most` shares, of which `devices_of(split)` devices have some.
+  template <template <class> class Make, class DevicesOf, class... Inputs>
+  auto begin_shares(Index most, const DevicesOf& devices_of, const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const bool canonical = canonical_.shares() != 0;
-    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
     const Split split = roles_.split("DataParallel", most, options_.dim, inputs...);
-    auto runs = canonical ? canonical_.runs(split.devices) : one_each(split.devices);
+    const std::size_t count = devices_of(split);
     const auto& random = this->begin_forward(split.batch);
-    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
+    for (std::size_t i = 1; i < count; ++i) replicas_[i].take_members(this->model_);
     using Made = Shares<Make, D, Inputs...>;
     using Output = decltype(call(this->model_, std::declval<const Made&>()));
-    return std::make_shared<Pass<Model, Made, Output>>(split, std::move(runs), canonical_.devices(), this->model_,
-                                                       replicas_, random, this->watch_once());
+    return std::make_shared<Pass<Model, Made, Output>>(split, count, this->model_, replicas_, random,
+                                                       this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -51418,8 +50089,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   /// A forward pass with a GraphVariable among the inputs: see dp/recorded.hpp.
   template <class... Inputs>
   auto forward_recorded(const Inputs&... inputs) {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
     const auto pass = begin_pass<MakeRecordedShare>(inputs...);
     recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
@@ -51439,16 +50108,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
   }
-  /// Backward of canonical shares, with their own order in step 5.
-  void backward_of_shares(const Roots& roots, bool keep) {
-    canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
-      before_backward(used);
-      parallel_apply_(used, task);
-    });
-  }
   void backward_to_wanted(const Roots& roots, bool keep) override {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
     parallel_apply_.await();
     before_backward(roots.size());
     reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
@@ -51468,9 +50128,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   Replicas<Model> replicas_;
   ParallelApply parallel_apply_;
   Collectives<Model> collectives_;
-  CanonicalReduce<Model> canonical_;
-
- private:
   detail::GatheredScalars scalars_;
 };
 
@@ -51533,13 +50190,12 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
-    const std::size_t devices = pass->runs.size();
+    const std::size_t devices = pass->devices();
     const bool replicated = this->collectives_.replicate(devices);
     this->parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
-        // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
-        for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
-          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        // 1. Scatter: the device gets its share of each input.
+        pass->shares[i].emplace(dp::scatter(pass->split, i, this->replicas_.device(i), pass->returns[i], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
         if (!replicated) dp::replicate(this->replicas_, i);
       });
@@ -51548,8 +50204,7 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
     });
     this->end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(
-        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), this->canonical_.cut(pass->split)));
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
   /// The same with a GraphVariable among the inputs.
@@ -51561,7 +50216,6 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
     this->parallel_apply_.await();
-    if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
     this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
@@ -51599,6 +50253,30 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 /// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
 
 namespace chorus::detail {
 
@@ -52721,9 +51399,6 @@ struct DistributedDataParallelOptions {
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
   NonFinite non_finite = NonFinite::propagate;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
-  /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
-  int canonical_shares = 0;
 
   template <Device D>
   BucketOptions buckets() const {
@@ -52764,7 +51439,7 @@ struct DistributedDataParallelOptions {
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
-                ", canonical_shares ", canonical_shares, ", ignored");
+                ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     return text + "\n";
   }
@@ -52888,7 +51563,7 @@ class Core {
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
-  std::unique_ptr<BucketSums> instead_of_hook = nullptr;
+  std::unique_ptr<BucketSums> sums = nullptr;
   std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
@@ -53122,7 +51797,7 @@ class BufferSharing final : public Extension<D> {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
-    /// With canonical shares rank 0's are sent after a pass: so all ranks evaluate with the same ones.
+    /// Where each pass is the whole batch's, rank 0's are sent after it: so all ranks evaluate with the same ones.
     bool after_forward = false;
   };
 
@@ -53174,144 +51849,6 @@ class BufferSharing final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
-
-// <chorus/parallel/ddp/canonical_sums.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
-/// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
-
-// <chorus/parallel/canonical/sums_of_ranks.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
-
-namespace chorus::canonical {
-
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
-inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
-  const std::size_t used = std::min(shares, batch);
-  std::vector<std::vector<ShareRange>> sums;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const ShareRange run = shares_of_device(shares, ranks, rank);
-    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
-  }
-  return sums;
-}
-
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
-template <Device D, class Numbers>
-void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
-            std::size_t count, std::byte* total) {
-  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
-  TreeSum<std::byte*> sum;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
-  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
-    copy_bytes(device, total, device, *all, count * size_of(dtype));
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-
-namespace chorus::ddp {
-
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
-template <Device D, class Communicator>
-class CanonicalSums final : public BucketSums {
- public:
-  /// `shares` in all; `tree` of this rank's run.
-  CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
-      : core_(core), shares_(shares), tree_(tree) {}
-
-  void start(Bucket& bucket) override;
-
-  void finish(Bucket& bucket) override;
-
- private:
-  // Which sums each rank has of this batch.
-  void share_out();
-
-  struct Gathered {
-    Storage<D> own, all;
-  };
-  Core<D, Communicator>& core_;
-  std::size_t shares_;
-  const canonical::GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
-  std::vector<Gathered> gathered_;             // by bucket
-};
-
-}  // namespace chorus::ddp
-
-#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
-// <chorus/parallel/ddp/canonical_sums_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-/// How the sums of ranks are added up in the order of the tree.
-
-namespace chorus::ddp {
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
-  if (core_.ranks.size() == 1) return;
-  if (bucket.index == 0) share_out();
-  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
-  auto& [own, all] = gathered_[bucket.index];
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  const MemoryScope scope(trace::Memory::buckets);
-  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
-  const std::byte* mine = core_.gradients(bucket);
-  if (most_ > 1 || tree_.sums().empty()) {
-    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
-    auto* const to = static_cast<std::byte*>(own.data());
-    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
-      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
-      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
-    mine = to;
-  }
-  const bool last = bucket.index + 1 == core_.buckets.all().size();
-  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
-    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
-    const std::span<T> everything(to, ranks * most_ * bucket.count);
-    if (std::is_same_v<D, Cpu> && last)
-      core_.ranks.all_gather(from, everything, options);
-    else
-      bucket.work = core_.ranks.all_gather_async(from, everything, options);
-  });
-}
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::finish(Bucket& bucket) {
-  bucket.work.wait();
-  if (core_.ranks.size() == 1) return;
-  const std::size_t bytes = core_.bytes(bucket);
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
-  canonical::add_up(
-      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
-      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
-}
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::share_out() {
-  sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                                   static_cast<std::size_t>(core_.shares.batch()));
-  most_ = 1;
-  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
 
 // <chorus/parallel/ddp/clock.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
@@ -53637,13 +52174,13 @@ struct HookCalls {
   Hook hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    if (core.instead_of_hook) return core.instead_of_hook->start(bucket);
+    if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
-    if (core.instead_of_hook) {
-      for (Bucket& bucket : buckets) core.instead_of_hook->finish(bucket);
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
       return;
     }
     if constexpr (HookTraits<Hook, D, Communicator>::resumes)
@@ -54561,195 +53098,11 @@ class UnusedParameters final : public Extension<D> {
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
-// <chorus/parallel/canonical/model_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-/// A model that computes its batch one canonical share after the other, forward and backward.
-
-// <chorus/parallel/canonical/join_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-/// What a model has returned for each canonical share as what it returns for one batch.
-
-namespace chorus::canonical {
-
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
-template <class D>
-struct JoinShares : dp::JoinOutputs<D> {
-  using dp::JoinOutputs<D>::JoinOutputs;
-  template <class X>
-  static constexpr bool adds_axis = false;
-
-  template <class X>
-  auto operator()(const std::vector<const X*>& outputs) const {
-    if constexpr (Operand<X>) {
-      if constexpr (tensor_of<X>::rank > 0) {
-        return dp::JoinOutputs<D>::operator()(outputs);
-      } else {
-        return join_scalars(outputs);
-      }
-    } else {
-      if constexpr (requires(const X& x) { x == x; })
-        for (const X* output : outputs)
-          check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from "
-                            "share to share");
-      return *outputs[0];
-    }
-  }
-
- private:
-  template <class X>
-  X join_scalars(const std::vector<const X*>& outputs) const {
-    if constexpr (detail::is_variable<X>) {
-      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
-      if (losses.node() && this->backward->canonical_cut() != nullptr)
-        return mean_of_share_losses(losses, **this->backward->canonical_cut());
-    }
-    check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a number without axes for each share, and none of them is "
-                      "the batch's: expected one for each sample, [batch]");
-    return *outputs[0];
-  }
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-
-namespace chorus::canonical {
-
-/// A policy's part for the shares of one process.
-template <class Model>
-class ModelShares final : private dp::BackwardRunner {
- public:
-  using D = typename nn::detail::DeviceOfModel<Model>::type;
-
-  /// What a policy of several processes adds.
-  struct Processes {
-    /// Sums over all of them.
-    std::function<void(std::span<double>)> sum;
-    /// The whole batch's number of samples, in backward.
-    std::function<Index()> batch;
-  };
-
-  /// `run` of the `shares` are this process's. What is passed by reference has to outlive this.
-  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
-              std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
-      : model_(model),
-        flat_(flat),
-        alive_(std::move(alive)),
-        shares_(shares),
-        processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {}
-  ~ModelShares() { *processes_ = {}; }
-  ModelShares(const ModelShares&) = delete;
-  ModelShares& operator=(const ModelShares&) = delete;
-
-  std::size_t shares() const { return shares_; }
-  /// The sums of this process's gradients.
-  const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
-  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
-  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
-
-  /// The model's output for this process's samples. `random`: of the first of them.
-  template <class... Inputs>
-  auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
-    const dp::Split split =
-        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
-    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
-    const D device = flat_.groups().front().values.device();
-    std::vector<dp::GradientReturns> returns(split.devices);
-    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
-    std::vector<std::optional<Output>> outputs(split.devices);
-    if (grad_enabled()) group_ = batch_group();
-    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
-      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
-    });
-    random.drew = random.drew || drew;
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
-    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
-  }
-
- private:
-  /// Of one pass.
-  class Cut final : public CanonicalCut {
-   public:
-    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : CanonicalCut(shares, run, samples), processes_(std::move(processes)) {}
-    void sum_over_processes(std::span<double> values) const override {
-      if (processes_->sum) processes_->sum(values);
-    }
-
-   private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
-  };
-
-  // What has no samples is the same for all processes, and no one of them has its gradient.
-  template <Operand X>
-  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
-    if constexpr (AnyVariable<X>)
-      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
-                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
-                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
-  }
-  void backward(const dp::Roots& roots, bool keep) override {
-    earlier_.take(flat_);
-    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
-    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
-      if (arrived_) arrived_(leaf);
-    });
-    if (const auto ended = std::exchange(ended_, nullptr)) ended();
-    earlier_.give_back();
-    for (const auto& entry : flat_.entries())
-      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
-  }
-  void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
-  }
-  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& entry : flat_.entries())
-      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
-  }
-
-  detail::CountedCanonicalPolicy counted_;
-  Model& model_;
-  const nn::FlatParameters<D>& flat_;
-  std::weak_ptr<void> alive_;
-  std::size_t shares_;
-  std::shared_ptr<Processes> processes_;
-  DeviceShares<D> device_;
-  dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
-  EarlierGradients<D> earlier_;
-  std::function<void(Node&)> arrived_;
-  std::function<void()> ended_;
-};
-
-/// `model.forward(inputs...)`, in shares where there are such; where nothing is recorded, a model that returns numbers
-/// without axes computes all samples at once. Throws UsageError for what can't be cut.
-template <class Model, class... Inputs>
-auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
-  using Output = decltype(model.forward(inputs...));
-  if (shares == nullptr || (detail::holds_scalars<Output> && !grad_enabled())) return model.forward(inputs...);
-  if constexpr (dp::is_recorded<Inputs...>) {
-    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
-  } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {
-    return shares->forward(random, inputs...);
-  } else {
-    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
-                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
-  }
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-
 namespace chorus {
+
+namespace ddp {
+class BucketSums;
+}
 
 namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
@@ -54774,11 +53127,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares(),
                                           .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
   Communicator& communicator() const { return communicator_; }
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
@@ -54840,8 +53191,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed,
-                    int canonical_shares = 0)
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
@@ -54865,18 +53215,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-    if (const auto shares = canonical::checked_shares(canonical_shares, communicator.size(), dim)) {
-      shares_.add_as_they_are();
-      canonical_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares,
-                         shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
-                         typename canonical::ModelShares<Model>::Processes{
-                             .sum = [this](std::span<double> values) { sum(values); },
-                             .batch =
-                                 [this] {
-                                   weigh_unless_weighed();
-                                   return shares_.batch();
-                                 }});
-    }
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -54889,12 +53227,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
   template <class F>
   void on_gradients(const F& f) {
-    if (canonical_) {  // whose hooks come later, with the gradient of the whole batch
-      std::unordered_map<const Node*, std::size_t> numbers;
-      for (const auto& entry : this->flat_.entries())
-        numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-      return canonical_->on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
-    }
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
@@ -54903,7 +53235,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f()` when the backward run of this thread has ended.
   template <class F>
   void when_backward_ends(const F& f) {
-    if (canonical_) return canonical_->when_backward_ends(f);
     at_backward_end([f, alive = this->alive()] {
       if (!alive.expired()) f();
     });
@@ -54974,16 +53305,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
-  /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
-  /// batch's: there is nothing to put off.
-  NoSync scope_without(bool& sync) const { return canonical_ ? NoSync() : NoSync(sync); }
+  /// The scope in which gradients are added up, by `sync` being off.
+  NoSync scope_without(bool& sync) const { return NoSync(sync); }
+  /// Who adds up the buckets of a DDP in place of its hook; null: the hook does.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core&) {
+    return nullptr;
+  }
 
   // For chorus::join.
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
-    check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
@@ -55025,12 +53358,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
-  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
-  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
-  /// took it, and where another policy took it afterwards.
+  /// The model's output for the inputs.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
+  /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
+  /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
+  /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
+  /// since the policy took it, and where another policy took it afterwards.
+  template <class Call>
+  auto forward(bool with_others, const Call& call) {
     handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
@@ -55040,35 +53378,32 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       buffers_apart_ = true;
       buffer_writes_ = count_buffer_writes();
     }
-    auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = call();
     this->end_forward();
     return output;
   }
 
   /// A forward pass that records gradients: its backward passes are weighed before they start.
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
+  template <class Call>
+  auto forward_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
     pass = {};
     const auto begin = Node::next_sequence();
     watch_backward(watch_);
-    auto output = forward(true, inputs...);
+    auto output = forward(true, call);
     pass = {begin, Node::next_sequence()};
     return output;
   }
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
-  void check_weighed() {
-    if (!canonical_) weigh_unless_weighed();
-  }
-  void weigh_unless_weighed() {
+  void check_weighed() { weigh_unless_weighed(true); }
+  void weigh_unless_weighed(bool refuses_sums) {
     if (weighed_run_ == backward_run()) return;
     losses_.clear();
     bool has_sums = false;
     for (const Ref<Node>& node : in_captured_step() ? std::span<const Ref<Node>>() : means_of_backward()) {
       if (node->is_mean()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
-      has_sums = has_sums || (!node->is_mean() && !canonical_ && communicator_.size() > 1);
+      has_sums = has_sums || (!node->is_mean() && refuses_sums && communicator_.size() > 1);
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
@@ -55076,8 +53411,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                       "that are means over different numbers, and not through a forward pass of the net in this "
                       "thread: call the net, not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
-  bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
+  /// Whether the backward run that this thread is in has been weighed.
+  bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other of what means and sums their losses are made.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
@@ -55086,11 +53421,25 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+  template <class Call>
+  auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
-    return forward(!joining_, inputs...);
+    return forward(!joining_, call);
+  }
+  /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
+  virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
+    if (communicator_.size() == 1 || in_captured_step()) {
+      weigh_run(false);
+    } else {
+      terms_.find(*nodes.front(), last_recorded());
+      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
+    }
+  }
+  std::span<const double> weigh_run(bool refused) {
+    weighed_run_ = backward_run();
+    return weigh(losses_, refused);
   }
 
   const std::string_view title_;
@@ -55105,7 +53454,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   bool joining_ = false, throw_early_ = false;
   bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
   bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
-  std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -55146,20 +53494,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       return first != nodes.end() && (*first)->sequence() >= pass.begin;
     };
     if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
+    losses_.clear();
+    weigh_losses(nodes);
+    backward_is_weighed();
+  }
+  std::uint64_t last_recorded() const {
     std::uint64_t last = 0;
     for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    losses_.clear();
-    if (canonical_) {
-      if (communicator_.size() > 1) detail::check_canonical_means(nodes);
-      weigh_run(false);
-    } else if (communicator_.size() == 1 || in_captured_step()) {
-      weigh_run(false);
-    } else {
-      terms_.find(*nodes.front(), last);
-      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
-      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
-    }
-    backward_is_weighed();
+    return last;
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
@@ -55174,10 +53516,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         "backward: two nets whose batches are divided in different ways have one loss");
       scale_in_backward(node, scales[i]);
     }
-  }
-  std::span<const double> weigh_run(bool refused) {
-    weighed_run_ = backward_run();
-    return weigh(losses_, refused);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -55222,10 +53560,10 @@ namespace chorus::ddp {
 /// Base of DistributedDataParallel.
 template <class Model, class Hook, class Communicator>
 class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
-                          protected Core<typename Policy<Model>::device_type, Communicator> {
+                          protected Core<typename DistributedPolicy<Model, Communicator>::D, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
-  using Traits = HookTraits<Hook, typename Policy<Model>::device_type, Communicator>;
+  using Core = ddp::Core<typename Base::D, Communicator>;
+  using Traits = HookTraits<Hook, typename Base::D, Communicator>;
 
  public:
   using D = typename Base::device_type;
@@ -55260,23 +53598,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed, options.canonical_shares),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
-    if (this->canonical_) {
-      check<UsageError>(std::is_same_v<Hook, AllReduce>,
-                        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
-                        "default hook, AllReduce");
-      const auto refuse = [](bool chosen, const char* option) {
-        check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
-      };
-      refuse(options.static_graph, "static_graph");
-      refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
-                                                         "GradScaler looks at all),");
-      refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-      this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
-                                                                               this->canonical_->tree());
-    }
+    this->sums = this->template bucket_sums<Hook>(core());
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -55287,7 +53612,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
-                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
+                          {.zero_grad = !Base::adds_up_in_pass, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
@@ -55310,7 +53635,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   NoSync accumulate() {
-    if (!this->canonical_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
+    if (!Base::adds_up_in_pass && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
@@ -55369,7 +53694,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = this->canonical_.has_value()});
+        .after_forward = Base::adds_up_in_pass});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)
@@ -57267,11 +55592,12 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->forward_aside(pass, model);
     this->tell(&Extension::forward_begins, pass);
     this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
-    auto output = this->forward_recorded(inputs...);
+    auto output = this->forward_recorded(model);
     this->tell(&Extension::forward_ended);
     return output;
   }
@@ -57359,8 +55685,8 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 // <chorus/parallel/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
-/// Policies that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told
-/// which.
+/// Policies, and types around models, that <chorus/chorus.hpp> declares and whose headers it leaves out: a program that
+/// forgets a header is told which.
 
 namespace chorus {
 
@@ -57382,6 +55708,8 @@ template <class Model, class Order = OneForwardOneBackward, class Communicator =
 class Pipeline;  // needs #include <chorus/parallel/pipeline.hpp>
 template <class Model, class... Axes>
 class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
+template <class Model, int Shares = 0>
+class SameBits;  // needs #include <chorus/same_bits.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
@@ -57419,9 +55747,6 @@ namespace chorus {
 struct SingleDeviceOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
-  /// Cuts every batch into that many shares, computes one after the other, and adds up in one order: the same bits as
-  /// other policies give on any number of devices, with the same number here. 0: the batch is whole.
-  int canonical_shares = 0;
 };
 
 /// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
@@ -57438,10 +55763,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
-    if (const auto shares = canonical::checked_shares(options.canonical_shares, 1, options.dim)) {
-      buffers_ = nn::named_buffers<typename Policy<Model>::device_type>(this->model_);
-      shares_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares, ShareRange{0, shares});
-    }
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
@@ -57460,19 +55781,15 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = canonical::forward(shares_ ? &*shares_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
   int devices() const { return 1; }
-  int canonical_shares() const { return shares_ ? static_cast<int>(shares_->shares()) : 0; }
 
  private:
   detail::ModelHandles handles_;
-  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;  // where there are shares
-  std::optional<canonical::ModelShares<Model>> shares_;
 };
 
 }  // namespace chorus
@@ -58006,17 +56323,10 @@ CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
-CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
-CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
-CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
-CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
-CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
-CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
 CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -63045,17 +61355,10 @@ CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
-CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
-CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
-CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
-CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
-CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
-CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
 CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -64380,6 +62683,2010 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_POINTWISE_CPP
+
+// <chorus/compiled/same_bits.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
+// Part of the library chorus::compiled: canonical shares on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/same_bits.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+/// The same bits on any number of devices: `ch::DistributedDataParallel<ch::SameBits<Model, 8>>`. See
+/// same_bits/README.md.
+
+// <chorus/same_bits/data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+
+// <chorus/same_bits/checked_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+/// How many canonical shares a policy may have.
+
+// <chorus/same_bits/share_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
+/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+
+namespace chorus::same_bits {
+
+/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+struct ShareRange {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t count() const { return end - begin; }
+  /// Whether this one and `next` are the two halves of a node of the tree.
+  bool joins(const ShareRange& next) const;
+  friend bool operator==(const ShareRange&, const ShareRange&) = default;
+};
+
+/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
+  const auto all = static_cast<std::int64_t>(shares);
+  return {static_cast<std::size_t>(share_begin(all, devices, i)),
+          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
+}
+
+/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
+/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
+/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
+/// their number.
+class ShareTree {
+ public:
+  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  template <class Add>
+  void push(ShareRange shares, const Add& add) {
+    sums_.push_back(shares);
+    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
+  }
+  /// All shares have come: one sum is left.
+  template <class Add>
+  void finish(const Add& add) {
+    while (sums_.size() > 1) add_last(add);
+  }
+  /// What has been added up so far, from left to right.
+  const std::vector<ShareRange>& sums() const { return sums_; }
+
+ private:
+  template <class Add>
+  void add_last(const Add& add) {
+    const std::size_t end = sums_.back().end;
+    sums_.pop_back();
+    sums_.back().end = end;
+    add(sums_.size());
+  }
+
+  std::vector<ShareRange> sums_;
+};
+
+/// The sums that are left of a run of so many shares; one where it has all of them.
+std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
+
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
+  }
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+double add_shares(std::span<const double> of_share);
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+/// How numbers are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
+  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+}
+
+CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+CHORUS_INLINE double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+
+namespace chorus::same_bits {
+
+/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
+/// don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
+                    shares);
+  check<UsageError>(devices <= shares, "SameBits: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+
+// <chorus/same_bits/device_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+
+// <chorus/same_bits/batch_cut.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
+
+namespace chorus::same_bits {
+
+/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+class BatchCut : public BatchParts {
+ public:
+  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  std::size_t parts() const override { return run_.count(); }
+  std::int64_t samples() const override { return samples_; }
+  std::int64_t begin(std::size_t i) const override { return share_begin(samples_, run_.count(), i); }
+  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  [[gnu::cold]] Mean add_up(std::span<const double> sums, std::span<const double> overs) const override;
+
+ protected:
+  /// Sums over all processes that share the batch, in place; all of them call it.
+  virtual void sum_over_processes(std::span<double>) const {}
+
+ private:
+  std::size_t shares_;
+  ShareRange run_;
+  std::int64_t samples_;
+};
+
+/// Where backward passes through such a policy.
+class SharesNode final : public dp::BackwardNode {
+ public:
+  SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
+             std::shared_ptr<const BatchCut> batch_cut)
+      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+};
+
+/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
+/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+[[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
+
+/// While one lives, losses look for cuts.
+class CutsBatches {
+ public:
+  CutsBatches() {
+    ++policies;
+    detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+  }
+  ~CutsBatches() { --policies; }
+  CutsBatches(const CutsBatches&) = delete;
+  CutsBatches& operator=(const CutsBatches&) = delete;
+
+  static inline std::atomic<int> policies{0};
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/batch_cut_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
+  std::shared_ptr<const BatchCut> found;
+  if (node == nullptr || CutsBatches::policies == 0 || detail::computes_part || !grad_enabled()) return found;
+  detail::FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    if (shares == nullptr) return true;
+    const auto& cut = shares->cut;
+    check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
+    found = cut;
+    return false;
+  });
+  return found;
+}
+
+CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) {
+    return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
+  };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  detail::FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([&](const Node& node) { return !is_cut(node); });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  detail::FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(!is_cut(*node) && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
+}
+
+CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
+  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const std::size_t share = run_.begin + i;
+    numbers[share] = sums[i];
+    numbers[shares_ + share] = overs[i];
+    numbers[2 * shares_ + share] = static_cast<double>(size(i));
+  }
+  sum_over_processes(numbers);
+  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares_, shares_); };
+  const auto samples = of_shares(2);
+  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
+  for (std::size_t i = 0; i < shares_; ++i) {
+    const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
+    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
+                      shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
+                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+  }
+  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
+  return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+
+// <chorus/same_bits/device_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+
+// <chorus/same_bits/gradient_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// copies of the flat gradients.
+
+namespace chorus::same_bits {
+
+/// `to` grows by `from`, both on one device.
+template <Device D>
+void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
+  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
+    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
+  });
+}
+
+/// A copy of all flat gradients.
+template <Device D>
+class GradientCopy {
+ public:
+  explicit GradientCopy(const nn::FlatParameters<D>& flat);
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+
+ private:
+  std::vector<Storage<D>> groups_;
+};
+
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// share.
+template <Device D>
+class GradientTree {
+ public:
+  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+
+  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  void begin(ShareRange run, std::size_t shares);
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  template <class Late>
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
+
+  /// The sums that the run leaves, from left to right.
+  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The parameter whose leaf that is; none where it is none.
+  const std::size_t* entry_of(const Node& leaf);
+
+ private:
+  struct Copy {
+    GradientCopy<D> numbers;
+    std::vector<char> has;  // by entry
+  };
+
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
+  void begin_anew();
+  std::byte* place(const Copy& copy, std::size_t i) const;
+  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  void carry(std::size_t i, std::size_t share);
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share);
+  // The sums before the last one are complete: 0 where they have no gradient.
+  void fill_sums(std::size_t i, std::size_t depth);
+
+  const nn::FlatParameters<D>& flat_;
+  std::uint64_t generation_ = ~std::uint64_t{0};
+  std::unordered_map<const Node*, std::size_t> entry_of_;
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/gradient_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+/// How the gradients of shares are added up as they arrive.
+
+namespace chorus::same_bits {
+
+template <Device D>
+GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
+  const MemoryScope scope(trace::Memory::gradients);
+  for (const auto& group : flat.groups()) {
+    const std::size_t bytes = group.count * size_of(group.dtype);
+    groups_.emplace_back(group.grads.device(), bytes);
+    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+  }
+}
+
+template <Device D>
+std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
+  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+}
+
+template <Device D>
+void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
+  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+  taken_.assign(taken_.size(), 0);
+  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+  tree_ = {};
+  steps_.clear();
+  std::size_t copies = 0;
+  for (std::size_t share = run.begin; share < run.end; ++share) {
+    std::size_t carries = 0;
+    const auto carry = [&](std::size_t) { ++carries; };
+    tree_.push({share, share + 1}, carry);
+    const bool last = share + 1 == run.end;
+    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+    steps_.push_back({carries, tree_.sums().size() - 1, last});
+    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+  }
+  while (copies_.size() < copies)
+    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+}
+
+template <Device D>
+void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+  auto& p = flat_.entries()[i].parameter();
+  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                    " got its gradient in several parts in one backward pass (backward within backward)");
+  while (taken_[i] < share) carry_none(i, taken_[i]++);
+  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
+  carry(i, taken_[i]++);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
+  const auto& flat = flat_.groups()[group];
+  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+}
+
+template <Device D>
+const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
+  const auto found = entry_of_.find(&leaf);
+  return found == entry_of_.end() ? nullptr : &found->second;
+}
+
+template <Device D>
+void GradientTree<D>::begin_anew() {
+  generation_ = flat_.generation();
+  copies_.clear();
+  taken_.assign(flat_.entries().size(), 0);
+  entry_of_.clear();
+  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
+  const auto& entry = flat_.entries()[i];
+  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+}
+
+template <Device D>
+void GradientTree<D>::carry(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  const D device = p.where();
+  const auto count = static_cast<std::size_t>(p.count());
+  auto* const gradient = static_cast<std::byte*>(p.grad_place());
+  for (std::size_t c = depth + carries; c-- > depth;) {
+    Copy& left = copies_[c];
+    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+    if (c == depth && !last)
+      add_numbers(device, p.dtype(), count, gradient, place(left, i));
+    else
+      add_numbers(device, p.dtype(), count, place(left, i), gradient);
+  }
+  if (last) {
+    fill_sums(i, depth);
+    return p.set_grad_arrived(true);
+  }
+  Copy& sum = copies_[depth];
+  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+  sum.has[i] = true;
+  p.set_grad_arrived(false);
+}
+
+template <Device D>
+bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  bool any = false;
+  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+  if (!any && last) fill_sums(i, depth);
+  if (!any) return false;
+  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
+  carry(i, share);
+  return true;
+}
+
+template <Device D>
+void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
+  for (std::size_t c = 0; c < depth; ++c)
+    if (!std::exchange(copies_[c].has[i], false))
+      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                 flat_.entries()[i].parameter().size_bytes());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+
+// <chorus/same_bits/share_buffers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+namespace chorus::same_bits {
+
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes);
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share);
+  /// It has ended, or others go on.
+  void leave(std::size_t share);
+  void end_pass();
+
+ private:
+  struct Kept {
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
+    std::uint64_t version = 0;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const;
+  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  void copy_in(std::size_t i, const Storage<D>& from);
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/share_buffers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+/// How buffers of shares are told apart, and become one.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
+  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    kept_[i].of_share.resize(shares);
+    copy_out(i, kept_[i].before);
+    kept_[i].begun = 0;
+    kept_[i].version = buffers_[i].buffer->version();
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::enter(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    const bool goes_on = share < kept_[i].begun;
+    if (!goes_on) kept_[i].begun = share + 1;
+    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::leave(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+}
+
+template <Device D>
+void ShareBuffers<D>::end_pass() {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
+  const auto& buffer = *buffers_[i].buffer;
+  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
+  const auto& buffer = *buffers_[i].buffer;
+  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+  if (buffer.version() == kept_[i].version) return;
+  buffer.touch();
+  kept_[i].version = buffer.version();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+
+// <chorus/same_bits/share_scope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+/// What a model finds around it while it computes one canonical share.
+
+namespace chorus::same_bits {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_;
+  detail::Replaced<bool> part_{detail::computes_part, true};
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+
+// <chorus/same_bits/side_by_side.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+
+// <chorus/same_bits/share_turns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+
+namespace chorus::same_bits {
+
+/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
+/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+class ShareTurns {
+ public:
+  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  struct Work {
+    std::function<void(std::size_t)> task, enter, leave;
+  };
+
+  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
+
+  /// Throws what a task has thrown, of several the one because of which others have.
+  void run(std::size_t shares, Work work);
+
+  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
+  /// UsageError where one ends without.
+  template <class Complete>
+  void meet(std::size_t i, const Complete& complete) {
+    check<UsageError>(i < ended_.size() && turn_ == i,
+                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
+                      "backward begin at what the policy returns");
+    const std::size_t round = round_;
+    ++arrived_;
+    leave(i);
+    pass_on(i);
+    await_turn(i);
+    if (i == 0 && arrived_ == ended_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+    }
+    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
+  }
+
+ private:
+  void take_turns(std::size_t i);
+  // All is written by the share whose turn it is.
+  void await_turn(std::size_t i);
+  void leave(std::size_t i);
+  void pass_on(std::size_t i);
+
+  dp::DeviceThreads threads_;
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::size_t turn_ = 0;
+  std::vector<char> ended_;
+  std::size_t arrived_ = 0, round_ = 0;
+  std::exception_ptr first_error_;
+  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_turns_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+/// How shares that go side by side take turns.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
+  work_ = std::move(work);
+  ended_.assign(shares, false);
+  turn_ = arrived_ = round_ = 0;
+  first_error_ = nullptr;
+  team_ = std::move(detail::thread_team());
+  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
+    const detail::Replaced<int> here(detail::pass_slot, slot);
+    take_turns(i);
+  });
+  detail::thread_team() = std::move(team_);
+  ended_.clear();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+}
+
+CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
+  try {
+    await_turn(i);
+    work_.task(i);
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+  leave(i);
+  ended_[i] = true;
+  pass_on(i);
+}
+
+CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
+  {
+    std::unique_lock lock(mutex_);
+    change_.wait(lock, [&] { return turn_ == i; });
+  }
+  detail::thread_team() = std::move(team_);
+  work_.enter(i);
+}
+
+CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
+  work_.leave(i);
+  team_ = std::move(detail::thread_team());
+}
+
+CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t step = 1; step <= ended_.size(); ++step) {
+    turn_ = (i + step) % ended_.size();
+    if (!ended_[turn_]) break;
+  }
+  change_.notify_all();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+
+namespace chorus::same_bits {
+
+/// Whether a layer of the model looks at the whole batch.
+[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+
+/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+template <Device D>
+class SideBySide {
+ public:
+  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
+  /// Nodes of the tape may outlive it.
+  ~SideBySide();
+  SideBySide(const SideBySide&) = delete;
+  SideBySide& operator=(const SideBySide&) = delete;
+
+  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
+  /// batch, null where there is one.
+  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+           const std::function<void(std::size_t)>& task);
+  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
+
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  template <class F>
+  void with_gradient(Node& leaf, const F& f) const {
+    const auto found = number_of_.find(&leaf);
+    if (found == number_of_.end()) return;
+    const auto* const parameter = parameters_[found->second];
+    f(*nodes_[found->second], parameter->grad_data_of(leaf));
+    parameter->drop_grad_of(leaf);
+  }
+
+ private:
+  struct Group final : BatchGroup {
+    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
+    void sum(std::span<double> values) override;
+    double weight() override { return 1; }
+    std::size_t member() const override { return i; }
+    SideBySide* shares;
+    std::size_t i;
+  };
+
+  void stand_in(std::span<const Ref<Node>> leaves);
+  void sum(std::size_t i, std::span<double> values);
+  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  void add_up();
+
+  ShareBuffers<D>& buffers_;
+  std::size_t shares_;
+  ShareRange run_;
+  std::shared_ptr<BatchGroup> devices_;
+  ShareTurns turns_;
+  std::size_t used_ = 0;
+  std::vector<std::vector<double>> values_;  // by share of the run
+  std::vector<double> total_;
+  std::vector<ParameterOn<D>*> parameters_;
+  std::vector<Node*> nodes_;                    // of these
+  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
+  std::unordered_map<const Node*, std::size_t> number_of_;
+  std::vector<std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/side_by_side_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+/// How shares meet where a layer asks for sums over the batch.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override {
+      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
+      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
+    }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
+template <Device D>
+SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
+                          ShareRange run)
+    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
+  for (const auto& entry : flat.entries()) {
+    parameters_.push_back(&entry.parameter());
+    nodes_.push_back(entry.named.handle.shared().get());
+  }
+  for (auto& leaves : leaves_)
+    for (auto* const parameter : parameters_) {
+      leaves.push_back(parameter->make_stand_in());
+      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
+    }
+  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
+}
+
+template <Device D>
+SideBySide<D>::~SideBySide() {
+  for (const auto& group : groups_) group->shares = nullptr;
+}
+
+template <Device D>
+void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+                        const std::function<void(std::size_t)>& task) {
+  used_ = used;
+  devices_ = std::move(devices);
+  turns_.run(count, {.task = task,
+                     .enter =
+                         [this, forward](std::size_t i) {
+                           if (forward) buffers_.enter(i);
+                           stand_in(leaves_[i]);
+                         },
+                     .leave =
+                         [this, forward](std::size_t i) {
+                           stand_in({});
+                           if (forward) buffers_.leave(i);
+                         }});
+}
+
+template <Device D>
+void SideBySide<D>::Group::sum(std::span<double> values) {
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  shares->sum(i, values);
+}
+
+template <Device D>
+void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
+  for (std::size_t p = 0; p < parameters_.size(); ++p)
+    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
+}
+
+template <Device D>
+void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
+  values_[i].assign(values.begin(), values.end());
+  turns_.meet(i, [this] { add_up(); });
+  check<UsageError>(total_.size() == values.size(), detail::different_layers);
+  std::copy(total_.begin(), total_.end(), values.begin());
+}
+
+template <Device D>
+void SideBySide<D>::add_up() {
+  const std::size_t count = values_.front().size();
+  std::vector<double> numbers(count * shares_);
+  for (std::size_t i = 0; i < used_; ++i) {
+    check<UsageError>(values_[i].size() == count, detail::different_layers);
+    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
+  }
+  if (devices_) {
+    const BatchGroupScope as_device(devices_);
+    devices_->sum(numbers);
+  }
+  total_.resize(count);
+  for (std::size_t n = 0; n < count; ++n)
+    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+
+namespace chorus::same_bits {
+
+template <Device D>
+class DeviceShares {
+ public:
+  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+               std::size_t shares, ShareRange run)
+      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+  }
+
+  const ShareRange& run() const { return run_; }
+  /// The sums of gradients that the last backward pass has left.
+  const GradientTree<D>& tree() const { return tree_; }
+
+  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
+  /// on. Returns whether random numbers were drawn.
+  template <class Task>
+  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
+               const Task& task) {
+    bool drew = false;
+    buffers_.begin_pass(count, nn::detail::any_training(model_));
+    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
+      const GradMode mode(grad);
+      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
+                             side_by_side_ ? side_by_side_->group(i) : nullptr);
+      task(i);
+      drew = drew || scope.drew();
+    });
+    buffers_.end_pass();
+    return drew;
+  }
+
+  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
+  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  template <class Complete>
+  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
+                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
+    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
+    tree_.begin(run, used);
+    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
+      Observer<Complete> observer(*this, i, complete);
+      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
+      if (run.count() == 0) return;
+      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
+    });
+  }
+
+ private:
+  /// Of the share number `i`.
+  template <class Complete>
+  struct Observer final : LeafObserver {
+    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    void gradient_is_final(Node& leaf) override {
+      if (shares.side_by_side_)
+        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
+      else if (const auto* const entry = shares.tree_.entry_of(leaf))
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
+    }
+    // The gradient of the parameter whose leaf that is.
+    void take(Node& leaf, const void* gradient) {
+      const bool counts = !shares.tree_.sums().empty();
+      if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
+      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+    }
+    DeviceShares& shares;
+    std::size_t i;
+    const Complete& complete;
+  };
+
+  // `with_samples`: so many of the shares have any.
+  template <class Task>
+  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
+               const Task& task) {
+    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (forward) buffers_.enter(i);
+      task(i);
+      if (forward) buffers_.leave(i);
+    }
+  }
+
+  nn::Module& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::size_t shares_;
+  ShareRange run_;
+  ShareBuffers<D> buffers_;
+  GradientTree<D> tree_;
+  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+
+// <chorus/same_bits/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+/// Gradients that were there before a backward pass over canonical shares.
+
+namespace chorus::same_bits {
+
+/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
+/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+template <Device D>
+class EarlierGradients {
+ public:
+  /// No gradient is there any more.
+  void take(const nn::FlatParameters<D>& flat);
+  void give_back();
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    Storage<D> gradient;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/earlier_gradients_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+/// How gradients of earlier passes are laid aside, and added again.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
+  kept_.clear();
+  for (const auto& entry : flat.entries()) {
+    auto& p = entry.parameter();
+    if (!p.grad_arrived()) continue;
+    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
+    p.set_grad_arrived(false);
+  }
+}
+
+template <Device D>
+void EarlierGradients<D>::give_back() {
+  for (const Kept& kept : kept_) {
+    auto& p = *kept.parameter;
+    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+    if (p.grad_arrived())
+      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                  static_cast<std::byte*>(p.grad_place()));
+    else
+      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
+    p.set_grad_arrived(true);
+  }
+  kept_.clear();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+
+namespace chorus::same_bits {
+
+/// Of DataParallel's devices.
+template <class Model>
+class DeviceSums {
+ public:
+  using D = typename dp::Replicas<Model>::D;
+
+  DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
+                                                           replicas.buffers(i), shares,
+                                                           shares_of_device(shares, replicas.size(), i)));
+  }
+
+  std::size_t shares() const { return shares_; }
+  /// By device.
+  const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
+  /// The shares that each device has of so many, of those devices that have any.
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
+
+  /// For the outputs of such a pass.
+  std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
+    return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
+
+  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  template <class Apply>
+  void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
+    earlier_.take(replicas_.parameters(0));
+    const auto used = runs(roots.size());
+    // The task owns what it works with, for a device may come back late.
+    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
+      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
+                           [](Node&) {});
+    });
+    reduce(used.size());
+    earlier_.give_back();
+  }
+
+ private:
+  struct Sum {
+    std::size_t device, number;  // of the device's sums
+  };
+
+  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    dp::for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](const Sum& left, const Sum& right) {
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      dp::add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+    };
+    TreeSum<Sum> sum;
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+  }
+
+  const dp::Replicas<Model>& replicas_;
+  std::size_t shares_;
+  std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
+  EarlierGradients<D> earlier_;
+  CutsBatches counted_;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+
+// <chorus/same_bits/model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+/// SameBits: a model type that asks its policy for the same bits on any number of devices.
+
+namespace chorus {
+
+/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
+/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
+/// takes this type, on any number of devices up to that of the shares:
+///
+///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
+///
+/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+template <class Model, int Shares>
+class SameBits : public nn::Module {
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+
+ public:
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// A model becomes one of so many shares by itself.
+  SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
+  /// The policy throws UsageError for a number that it can't have.
+  SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
+
+  /// The model inside.
+  Model& model() { return model_; }
+  int shares() const { return shares_; }
+
+  template <class... Inputs>
+  void forward(const Inputs&...) const {
+    static_assert(sizeof...(Inputs) != sizeof...(Inputs),
+                  "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
+                  "DistributedDataParallel or ParameterServer");
+  }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
+  std::string describe() const override { return cat("SameBits(", model_.describe(), ", ", shares_, ")"); }
+
+ private:
+  Model model_;
+  int shares_;
+};
+
+template <class Model>
+SameBits(Model, int) -> SameBits<Model, 0>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+
+// <chorus/same_bits/share_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+namespace chorus::same_bits {
+
+/// Whether each share's loss is a sum, or a number times one.
+inline bool are_sums(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  if (gathered == nullptr) return false;
+  detail::LossTerms terms;
+  for (Node* const scalar : gathered->scalars()) {
+    if (scalar == nullptr) return false;
+    terms.find(*scalar);
+    terms.check_linear("canonical shares");
+    for (const auto& term : terms.all())
+      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+        return false;
+    if (terms.all().empty() || terms.has_more()) return false;
+  }
+  return true;
+}
+
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
+  }
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
+
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
+  const auto values = losses.value().to_vector();
+  const bool sums_only = are_sums(*losses.node());
+  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  auto whole = cut.add_up(sums, overs);
+  if (sums_only) whole.over = 1;
+  return record(
+      detail::mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares>
+class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model> {
+  using Base = dp::PolicyWithOptions<Model>;
+
+ public:
+  using typename Base::D;
+  static constexpr const char* name = "dp";
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = DataParallel<SameBits<Other, Shares>>;
+
+  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
+      : Base(std::move(model.model()), std::move(options), seed),
+        sums_(this->model_, this->replicas_,
+              same_bits::checked_shares(model.shares(), this->devices(), this->options().dim)) {}
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  DataParallel(SameBits<Model, Shares> model, Run& run, DataParallelOptions options = {})
+      : DataParallel(std::move(model), dp::options_of<D>(run, std::move(options)), run.seed()) {
+    run.check_options();
+  }
+
+  int canonical_shares() const { return static_cast<int>(sums_.shares()); }
+  /// See DataParallel; of losses that the model returns, one a share.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    this->scalars_.check_count(losses.numel());
+    const auto cut = same_bits::find_cut(losses.node().get());
+    return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
+  }
+
+  /// The five steps of DataParallel, of several shares a device.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    if constexpr (dp::is_recorded<Inputs...>)
+      fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    const auto pass = this->template begin_shares<dp::MakeShare>(
+        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        inputs...);
+    const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
+    const bool replicated = this->collectives_.replicate(pass->devices());
+    // A task owns what it works with, for a device may come back late.
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
+                                            of_devices = sums_.devices()](std::size_t i) {
+      const same_bits::ShareRange run = runs[i];
+      pass->prepare([&] {
+        for (std::size_t s = run.begin; s < run.end; ++s)
+          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        if (!replicated) dp::replicate(this->replicas_, i);
+      });
+      pass->forward(i, [&](Model& model, const RandomContext& random) {
+        return of_devices[i]->forward(random, pass->split, run.begin, run.count(), [&](std::size_t share) {
+          pass->outputs[run.begin + share].emplace(dp::call(model, *pass->shares[run.begin + share]));
+        });
+      });
+    });
+    this->end_pass(*pass);
+    const Ref<dp::BackwardNode> on_tape(
+        new same_bits::SharesNode(*this, this->alive(), std::move(pass->returns), sums_.cut(pass->split)));
+    return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
+  }
+
+ private:
+  void backward(const dp::Roots& roots, bool keep) override {
+    this->parallel_apply_.await();
+    sums_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+      this->before_backward(used);
+      this->parallel_apply_(used, task);
+    });
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+
+  same_bits::DeviceSums<Model> sums_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/distributed_data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
+/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+
+// <chorus/same_bits/distributed_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
+/// the sums of all runs are added up in the order of the tree.
+
+// <chorus/same_bits/bucket_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+
+// <chorus/same_bits/sums_of_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+/// Sums of canonical shares of several ranks, added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
+  const std::size_t used = std::min(shares, batch);
+  std::vector<std::vector<ShareRange>> sums;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const ShareRange run = shares_of_device(shares, ranks, rank);
+    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
+  }
+  return sums;
+}
+
+/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
+/// asked for from left to right.
+template <Device D, class Numbers>
+void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
+            std::size_t count, std::byte* total) {
+  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
+  TreeSum<std::byte*> sum;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
+  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
+    copy_bytes(device, total, device, *all, count * size_of(dtype));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+
+namespace chorus::same_bits {
+
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
+template <Device D, class Communicator>
+class BucketSums final : public ddp::BucketSums {
+ public:
+  /// `shares` in all; `tree` of this rank's run.
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
+      : core_(core), shares_(shares), tree_(tree) {}
+
+  void start(ddp::Bucket& bucket) override;
+
+  void finish(ddp::Bucket& bucket) override;
+
+ private:
+  // Which sums each rank has of this batch.
+  void share_out();
+
+  struct Gathered {
+    Storage<D> own, all;
+  };
+  ddp::Core<D, Communicator>& core_;
+  std::size_t shares_;
+  const GradientTree<D>& tree_;
+  std::vector<std::vector<ShareRange>> sums_;  // of each rank
+  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<Gathered> gathered_;             // by bucket
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
+// <chorus/same_bits/bucket_sums_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+/// How the sums of ranks are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
+  if (core_.ranks.size() == 1) return;
+  if (bucket.index == 0) share_out();
+  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
+  auto& [own, all] = gathered_[bucket.index];
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  const MemoryScope scope(trace::Memory::buckets);
+  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+  const std::byte* mine = core_.gradients(bucket);
+  if (most_ > 1 || tree_.sums().empty()) {
+    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+    auto* const to = static_cast<std::byte*>(own.data());
+    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+    if (tree_.sums().size() < most_)  // sent, and not read
+      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+    mine = to;
+  }
+  const bool last = bucket.index + 1 == core_.buckets.all().size();
+  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+    const std::span<T> everything(to, ranks * most_ * bucket.count);
+    if (std::is_same_v<D, Cpu> && last)
+      core_.ranks.all_gather(from, everything, options);
+    else
+      bucket.work = core_.ranks.all_gather_async(from, everything, options);
+  });
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
+  bucket.work.wait();
+  if (core_.ranks.size() == 1) return;
+  const std::size_t bytes = core_.bytes(bucket);
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  add_up(
+      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::share_out() {
+  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                        static_cast<std::size_t>(core_.shares.batch()));
+  most_ = 1;
+  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+
+// <chorus/same_bits/model_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+/// A model that computes its batch one canonical share after the other, forward and backward.
+
+// <chorus/same_bits/join_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+/// What a model has returned for each canonical share as what it returns for one batch.
+
+namespace chorus::same_bits {
+
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
+/// the same.
+template <class D>
+struct JoinShares : dp::JoinOutputs<D> {
+  JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
+      : dp::JoinOutputs<D>(how, to, on_tape), cut(batch_cut) {}
+  const BatchCut& cut;
+
+  template <class X>
+  static constexpr bool adds_axis = false;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (Operand<X>) {
+      if constexpr (tensor_of<X>::rank > 0) {
+        return dp::JoinOutputs<D>::operator()(outputs);
+      } else {
+        return join_scalars(outputs);
+      }
+    } else {
+      if constexpr (requires(const X& x) { x == x; })
+        for (const X* output : outputs)
+          check<UsageError>(*output == *outputs[0],
+                            "canonical shares: the model returns something other than tensors, which differs from "
+                            "share to share");
+      return *outputs[0];
+    }
+  }
+
+ private:
+  template <class X>
+  X join_scalars(const std::vector<const X*>& outputs) const {
+    if constexpr (detail::is_variable<X>) {
+      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
+      if (losses.node()) return mean_of_share_losses(losses, cut);
+    }
+    check<UsageError>(outputs.size() == 1,
+                      "canonical shares: the model returns a number without axes for each share, and none of them is "
+                      "the batch's: expected one for each sample, [batch]");
+    return *outputs[0];
+  }
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+
+namespace chorus::same_bits {
+
+/// A policy's part for the shares of one process.
+template <class Model>
+class ModelShares final : private dp::BackwardRunner {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// What a policy of several processes adds.
+  struct Processes {
+    /// Sums over all of them.
+    std::function<void(std::span<double>)> sum;
+    /// The whole batch's number of samples, in backward.
+    std::function<Index()> batch;
+  };
+
+  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
+      : model_(model),
+        flat_(flat),
+        alive_(std::move(alive)),
+        shares_(shares),
+        processes_(std::make_shared<Processes>(std::move(processes))),
+        device_(model, flat, buffers, shares,
+                shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))) {}
+  ~ModelShares() { *processes_ = {}; }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// The sums of this process's gradients.
+  const GradientTree<D>& tree() const { return device_.tree(); }
+  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
+  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  /// The model's output for this process's samples. `random`: of the first of them.
+  template <class... Inputs>
+  auto forward(RandomContext& random, const Inputs&... inputs) {
+    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    const dp::Split split =
+        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const D device = flat_.groups().front().values.device();
+    std::vector<dp::GradientReturns> returns(split.devices);
+    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
+    std::vector<std::optional<Output>> outputs(split.devices);
+    if (grad_enabled()) group_ = batch_group();
+    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
+      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
+    });
+    random.drew = random.drew || drew;
+    const Ref<dp::BackwardNode> on_tape(new SharesNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape, *cut));
+  }
+
+ private:
+  /// Of one pass.
+  class Cut final : public BatchCut {
+   public:
+    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+    void sum_over_processes(std::span<double> values) const override {
+      if (processes_->sum) processes_->sum(values);
+    }
+
+   private:
+    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+  };
+
+  // What has no samples is the same for all processes, and no one of them has its gradient.
+  template <Operand X>
+  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
+    if constexpr (AnyVariable<X>)
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
+                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
+                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+  }
+  void backward(const dp::Roots& roots, bool keep) override {
+    earlier_.take(flat_);
+    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
+    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
+      if (arrived_) arrived_(leaf);
+    });
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    earlier_.give_back();
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+  CutsBatches counted_;
+  Model& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::weak_ptr<void> alive_;
+  std::size_t shares_;
+  std::shared_ptr<Processes> processes_;
+  DeviceShares<D> device_;
+  dp::InputRoles roles_;
+  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  EarlierGradients<D> earlier_;
+  std::function<void(Node&)> arrived_;
+  std::function<void()> ended_;
+};
+
+/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
+/// all samples at once. Throws UsageError for what can't be cut.
+template <class Model, class... Inputs>
+auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+  using Output = decltype(model.forward(inputs...));
+  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if constexpr (dp::is_recorded<Inputs...>) {
+    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+  } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
+    return shares.forward(random, inputs...);
+  } else {
+    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
+                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
+  }
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares, class Communicator>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using typename Base::D;
+  static constexpr bool adds_up_in_pass = true;
+
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  /// Of whole shares.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
+    choices.padding = options.padding;
+    choices.shares = canonical_shares();
+    return data::Sampler(dataset.size(), choices);
+  }
+
+ protected:
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : Base(title, std::move(model.model()), communicator, dim, seed),
+        canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
+                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
+                   communicator.size(),
+                   {.sum = [this](std::span<double> values) { this->sum(values); },
+                    .batch =
+                        [this] {
+                          this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          return this->shares_.batch();
+                        }}) {
+    this->shares_.add_as_they_are();
+  }
+
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
+  template <class Counts>
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
+  }
+
+  // The parameters' own hooks come later, with the gradient of the whole batch.
+  template <class F>
+  void on_gradients(const F& f) {
+    std::unordered_map<const Node*, std::size_t> numbers;
+    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+  }
+  template <class F>
+  void when_backward_ends(const F& f) {
+    canonical_.when_backward_ends(f);
+  }
+  /// Every pass is the whole batch's: there is nothing to put off.
+  NoSync scope_without(bool&) const { return {}; }
+
+  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
+    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
+                      "AllReduce");
+    const auto refuse = [](bool chosen, const char* option) {
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+    };
+    refuse(core.options.static_graph, "static_graph");
+    refuse(core.options.non_finite != NonFinite::propagate,
+           "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
+    refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+  }
+  /// A worker sends its sums to the server, which adds up all ranks'.
+  void push_sums(int server) {
+    const auto& tree = canonical_.tree();
+    const D device = this->model_device();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto of_ranks =
+        same_bits::sums_of_ranks(canonical_.shares(), this->ranks(), static_cast<std::size_t>(this->shares_.batch()));
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      const auto with_numbers = [&](std::byte* place, const auto& f) {
+        ddp::with_type(group.dtype, place, [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
+      };
+      if (this->communicator_.rank() != server) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(tree.sum(k, g, 0), [&](auto numbers) { this->communicator_.send(numbers, server, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (static_cast<int>(rank) == server) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(sum, [&](auto numbers) { this->communicator_.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      same_bits::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
+    }
+  }
+
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(this->communicator_.size() == 1, this->title_,
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+    Base::begin_join(facts);
+  }
+  void check_weighed() {}
+  bool weighed() const { return true; }
+  void weigh_losses(std::span<const Ref<Node>> nodes) override {
+    if (this->communicator_.size() > 1) same_bits::check_means(nodes);
+    this->weigh_run(/*refused=*/false);
+  }
+
+  same_bits::ModelShares<Model> canonical_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/single_device.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+
+namespace chorus {
+
+/// All shares of each batch, one after the other.
+template <class Model, int Shares>
+class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
+ public:
+  static constexpr const char* name = "single";
+  static constexpr bool one_device = true;
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = SingleDevice<SameBits<Other, Shares>>;
+
+  explicit SingleDevice(SameBits<Model, Shares> model, std::uint64_t seed = initial_seed(),
+                        const SingleDeviceOptions& options = {})
+      : OneProcessPolicy<Model>(std::move(model.model()), seed),
+        handles_(this->model_),
+        buffers_(nn::named_buffers<typename Policy<Model>::device_type>(this->model_)),
+        shares_(this->model_, this->flat_, buffers_, this->alive(),
+                same_bits::checked_shares(model.shares(), 1, options.dim), 0, 1) {}
+  /// For `launch`: see SingleDevice.
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  SingleDevice(SameBits<Model, Shares> model, Run& run, const SingleDeviceOptions& options = {})
+      : SingleDevice(detail::placed(std::move(model), run), run.seed(), options) {
+    run.check_options();
+  }
+
+  /// See SingleDevice.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
+    const RandomScope scope(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    auto output = same_bits::forward(shares_, this->model_, this->random_, this->on_model_device(inputs)...);
+    this->end_forward();
+    return output;
+  }
+
+  int devices() const { return 1; }
+  int canonical_shares() const { return static_cast<int>(shares_.shares()); }
+
+ private:
+  detail::ModelHandles handles_;
+  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;
+  same_bits::ModelShares<Model> shares_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+
+namespace chorus {
+
+template class same_bits::BucketSums<Cpu, comm::AnyCommunicator>;
+template class same_bits::DeviceShares<Cpu>;
+template class same_bits::EarlierGradients<Cpu>;
+template class same_bits::GradientCopy<Cpu>;
+template class same_bits::GradientTree<Cpu>;
+template class same_bits::ShareBuffers<Cpu>;
+template class same_bits::SideBySide<Cpu>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
 
 // <chorus/compiled/training.cpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMPILED_TRAINING_CPP
