@@ -12,6 +12,7 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/dp/gather.hpp>
 
 #ifndef CHORUS_EXTERN
 #define CHORUS_EXTERN extern
@@ -79,7 +80,6 @@ CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 

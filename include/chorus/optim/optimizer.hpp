@@ -11,6 +11,7 @@
 #include <chorus/optim/learning_rate.hpp>
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
+#include <chorus/optim/state_tensor.hpp>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -23,20 +24,6 @@
 #include <vector>
 
 namespace chorus::optim {
-
-/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
-struct StateTensor {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;  ///< of the whole
-  void* data;
-  bool on_host = false;
-  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
-  /// `part` leaves it, or of the whole.
-  std::size_t part_begin = 0;
-  std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};
-};
 
 namespace detail {
 /// What is kept at `data` beside the numbers of a parameter that are here.

@@ -12,7 +12,7 @@
 #include <chorus/core/say.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
-#include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/no_sync.hpp>

@@ -2,7 +2,7 @@
 /// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
 
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>

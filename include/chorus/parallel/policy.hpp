@@ -8,7 +8,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/optim/clip.hpp>
+#include <chorus/optim/clip_grad_norm.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
 #include <concepts>
 #include <cstdint>
@@ -18,6 +18,8 @@
 #include <vector>
 
 namespace chorus {
+
+class BatchGroup;
 
 struct GatheredOptions {
   bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'

@@ -2,10 +2,10 @@
 /// What classes of the library need of a DistributedDataParallel, and users don't call.
 
 #include <algorithm>
-#include <chorus/optim/optimizer.hpp>
+#include <chorus/optim/state_tensor.hpp>
 #include <chorus/parallel/access.hpp>
+#include <chorus/parallel/ddp/parameter_memory.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
-#include <chorus/parallel/ddp/step_in_backward.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
