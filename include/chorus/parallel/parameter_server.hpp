@@ -57,7 +57,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+      : Base(std::move(model), "ParameterServer", communicator, options.dim, seed) {
     this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();

@@ -25,7 +25,7 @@ namespace detail {
 template <class Model, class Hook, class Communicator>
 class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   using Net = DistributedDataParallel<Model, Hook, Communicator>;
-  using D = typename Policy<Model>::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Traits = ddp::HookTraits<Hook, D, Communicator>;
   using Core = ddp::Core<D, Communicator>;
   using Parts = ddp::GradientParts<D, Communicator>;
