@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/train/advice.hpp>
+#include <chorus/trace/advice.hpp>
 #include <cmath>
 #include <cstddef>
 #include <map>

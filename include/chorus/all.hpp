@@ -12,8 +12,6 @@
 #include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/chorus.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -92,16 +90,21 @@
 #include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/scores.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
-#include <chorus/parallel/simulated/pipelined.hpp>
-#include <chorus/parallel/simulated/recorded.hpp>
-#include <chorus/parallel/simulated/training.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/quantization.hpp>
-#include <chorus/train/advice.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/simulate.hpp>
+#include <chorus/simulate/pipelined.hpp>
+#include <chorus/simulate/recorded.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
+#include <chorus/trace.hpp>
+#include <chorus/trace/advice.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_recorder.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/data/cuda/device_loader.hpp>

@@ -5,7 +5,7 @@
 // and what was simulated; its status is 1 where they differ by more than a tenth.
 
 #include <algorithm>
-#include <chorus/comm/simulated/simulate.hpp>
+#include <chorus/simulate/simulate.hpp>
 #include <chorus/launch/launch.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/linear.hpp>
@@ -13,7 +13,7 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/training.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -16,7 +16,8 @@ INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include" / "chorus"
 # Which files a room has, and which rooms build on it.
 ROOMS = {
     "quantization": (["quantization/*", "quantization.hpp"], []),
-    "simulated": (["comm/simulated/*", "parallel/simulated/*"], []),
+    "trace": (["trace/*", "trace.hpp"], ["simulate"]),
+    "simulate": (["simulate/*", "simulate.hpp"], []),
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
     "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),

@@ -1,6 +1,6 @@
 // Ranks in virtual time: closed forms, the numbers of real ranks, and what goes wrong.
 #include <catch.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
+#include <chorus/simulate/simulate.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <cmath>
 #include <functional>

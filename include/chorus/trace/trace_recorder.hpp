@@ -16,29 +16,10 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/launch/run_listener.hpp>
 #include <chorus/train/log_file.hpp>
 
 namespace chorus {
-
-/// Which steps of a run are recorded, and where to.
-struct TraceOptions {
-  std::string path = {};        ///< of the file; empty: none is
-  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
-  std::int64_t steps = 3;
-  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
-
-  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
-  void set_steps(std::string_view what, std::string_view text);
-};
-
-/// The process that is recorded.
-struct TracedProcess {
-  std::string policy = "single";
-  bool distributed = false;          ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;           ///< where it is distributed
-  std::string device_kind = "cpu";
-  int first_slot = 0;                ///< of the kind of devices, see trace_slot
-};
 
 namespace detail {
 struct TraceHead;
@@ -132,5 +113,5 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 }  // namespace chorus
 
 #if !CHORUS_COMPILED
-#include <chorus/train/trace_recorder_impl.hpp>
+#include <chorus/trace/trace_recorder_impl.hpp>
 #endif

@@ -6,18 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/core/atomic_file.hpp>
 #include <chorus/core/json_object.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/train/merge_traces.hpp>
-#include <chorus/train/trace_lines.hpp>
-#include <chorus/train/trace_recorder.hpp>
-#include <chorus/train/whole_trace.hpp>
+#include <chorus/trace/merge_traces.hpp>
+#include <chorus/trace/trace_lines.hpp>
+#include <chorus/trace/trace_recorder.hpp>
+#include <chorus/trace/whole_trace.hpp>
 #include <exception>
 #include <fstream>
 #include <numeric>
-#include <system_error>
 
 namespace chorus {
 
@@ -31,16 +29,6 @@ CHORUS_INLINE std::int64_t waited_for_core() {
 }
 
 }  // namespace detail
-
-CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
-  const char* const end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, first_step);
-  const bool has_count = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
-  const auto count = has_count ? std::from_chars(first.ptr + 1, end, steps) : first;
-  check<UsageError>(has_count && count.ec == std::errc{} && count.ptr == end && first_step >= 0 && steps >= 1, what,
-                    ": expected FIRST:COUNT, the first step from 0 and how many from 1, as 5:3; got '", printable(text),
-                    "'");
-}
 
 CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
     : options_(std::move(options)), process_(std::move(process)) {

@@ -15,5 +15,5 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 }  // namespace chorus
 
 #if !CHORUS_COMPILED
-#include <chorus/train/merge_traces_impl.hpp>
+#include <chorus/trace/merge_traces_impl.hpp>
 #endif

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>
-#include <chorus/train/trace_lines.hpp>
+#include <chorus/trace/trace_lines.hpp>
 #include <cstdint>
 #include <map>
 #include <optional>

@@ -5,7 +5,7 @@
 #include <chorus/core/descriptor.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/training.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

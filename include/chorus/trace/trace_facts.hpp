@@ -5,7 +5,7 @@
 #include <bit>
 #include <charconv>
 #include <chorus/core/error.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -2,8 +2,8 @@
 /// `StepModel`: how long a step under DistributedDataParallel takes, by the numbers of one that was recorded.
 
 #include <algorithm>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cstddef>
 #include <limits>
 #include <map>

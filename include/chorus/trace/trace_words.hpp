@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
