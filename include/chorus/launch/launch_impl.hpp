@@ -216,9 +216,10 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
 /// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
-  usage_error("--device %s: expected one device for each process of this machine, of which the launcher has started "
-              "%d, got %d",
-              options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
+  usage_error(
+      "--device %s: expected one device for each process of this machine, of which the launcher has started "
+      "%d, got %d",
+      options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
 /// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
@@ -300,8 +301,7 @@ inline int call(Run& run, LaunchBody body) {
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
-                  ordered ? failure.status : 0);
+    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message, ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
   }

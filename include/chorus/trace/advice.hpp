@@ -8,6 +8,7 @@
 #include <chorus/trace/trace_facts.hpp>
 #include <chorus/trace/trace_reader.hpp>
 #include <chorus/trace/trace_sentences.hpp>
+#include <chorus/trace/trace_times.hpp>
 #include <chorus/trace/trace_words.hpp>
 #include <cstddef>
 #include <string>

@@ -1,9 +1,8 @@
 #pragma once
 /// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
 
-#include <string>
-
 #include <chorus/core/config.hpp>
+#include <string>
 
 namespace chorus {
 

@@ -4,6 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <chorus/core/config.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/launch/run_listener.hpp>
+#include <chorus/train/log_file.hpp>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -13,11 +17,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <chorus/core/config.hpp>
-#include <chorus/core/trace.hpp>
-#include <chorus/launch/run_listener.hpp>
-#include <chorus/train/log_file.hpp>
 
 namespace chorus {
 
@@ -61,9 +60,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
   bool wants_steps() const override { return options_.ring_steps; }
 
   /// The file of a rank while it records.
-  static std::string part_of(const std::string& path, int rank) {
-    return rank == 0 ? path : cat(path, ".rank", rank);
-  }
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
 
  private:
   using Held = std::array<std::int64_t, trace::memory_kinds>;

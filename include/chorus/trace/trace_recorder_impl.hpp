@@ -185,12 +185,9 @@ CHORUS_INLINE void TraceRecorder::end_window() {
   trace::listen(nullptr);
   write_sums(now());
   detail::JsonObject peaks;
-  for (const int device : devices_) {
-    detail::JsonObject kinds;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak_[static_cast<std::size_t>(device)][kind]);
-    peaks.json(cat(device), kinds.str());
-  }
+  for (const int device : devices_)
+    peaks.json(cat(device),
+               cat('{', detail::kinds_fields<trace::Memory>(peak_[static_cast<std::size_t>(device)]), '}'));
   detail::JsonObject notes;
   for (const auto& [key, value] : notes_) notes.json(key, value);
   if (process_.device_kind == "cpu") {
@@ -227,7 +224,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   sum->bytes[static_cast<std::size_t>(kind)] += bytes;
   sum->written = false;
   if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
-  const auto name = cat(trace::name(kind), " to ", to);
+  const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
   const auto at = now();
   write('i', {.device = from,
               .lane = trace::Lane::communication,
@@ -235,11 +232,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
               .name = name,
               .begin = at,
               .end = at,
-              .args = detail::JsonObject()
-                          .field("to", to)
-                          .field("kind", trace::name(kind))
-                          .field("bytes", bytes)
-                          .fields()});
+              .args = args});
 }
 
 CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
@@ -296,10 +289,7 @@ CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std
 CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
   for (Sum& sum : sums_) {
     if (std::exchange(sum.written, true)) continue;
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::traffic_kinds; ++kind)
-      if (sum.bytes[kind] != 0) args.field(trace::name(static_cast<trace::Traffic>(kind)), sum.bytes[kind]);
-    write_counter(sum.from, at, cat("sent to ", sum.to, ", bytes"), args.fields());
+    write_counter(sum.from, at, detail::sent_counter(sum.to), detail::kinds_fields<trace::Traffic>(sum.bytes, false));
   }
 }
 
@@ -312,10 +302,7 @@ CHORUS_INLINE void TraceRecorder::write_samples() {
     return sum;
   };
   const auto put = [&](const Sample& sample) {
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      args.field(trace::name(static_cast<trace::Memory>(kind)), sample.held[kind]);
-    write_counter(sample.device, sample.at, "memory, bytes", args.fields());
+    write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
   };
   std::stable_sort(samples_.begin(), samples_.end(),
                    [](const Sample& a, const Sample& b) { return a.device < b.device; });

@@ -6,6 +6,7 @@
 #include <chorus/trace/step_model.hpp>
 #include <chorus/trace/trace_facts.hpp>
 #include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_times.hpp>
 #include <chorus/trace/trace_words.hpp>
 #include <cstddef>
 #include <map>

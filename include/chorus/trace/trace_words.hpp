@@ -5,6 +5,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/trace/trace_facts.hpp>
 #include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_times.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
