@@ -6,6 +6,7 @@
 #include <chorus/chorus.hpp>
 #include <chorus/launch/variables.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
+#include <chorus/trace.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

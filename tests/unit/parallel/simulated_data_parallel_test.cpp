@@ -1,9 +1,9 @@
 // DataParallel's copies in virtual time: those that a real one makes, and how long they take.
 #include <algorithm>
 #include <catch.hpp>
-#include <chorus/simulate/trace_file.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/simulate/trace_file.hpp>
 #include <chorus/simulate/training.hpp>
 #include <chorus/trace/trace_facts.hpp>
 #include <chorus/trace/trace_reader.hpp>
