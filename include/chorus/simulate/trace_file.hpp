@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,11 +56,9 @@ class RankLines {
 
   /// The most that it held, by kind, as a JSON object; without any where nobody knows.
   static std::string peak(const RankTimes& times) {
-    const auto total = [](const Held& held) {
-      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
-    };
-    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
-                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(), [&](const Held& a, const Held& b) {
+      return chorus::detail::total_bytes(a.bytes) < chorus::detail::total_bytes(b.bytes);
+    });
     if (most == times.memory.end()) return "{}";
     return cat('{', chorus::detail::kinds_fields<trace::Memory>(most->bytes), '}');
   }

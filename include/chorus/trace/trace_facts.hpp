@@ -129,11 +129,7 @@ inline TraceFacts facts_of(const Trace& trace) {
     facts.loader_us.push_back(loader.length());
     communicating += communication.length();
     beside += communication.both(passes).length();
-    double samples = 0;
-    for (const auto& span : process.spans)
-      if (span.category == "loader" && detail::in_a_step(steps, place, span.begin))
-        samples = std::max(samples, detail::number_of(span.args, "samples"));
-    facts.samples.push_back(samples);
+    facts.samples.push_back(detail::most_loaded(process, place, steps, "samples"));
   }
   if (facts.policy == "dp") {  // whose one loader has the whole batch; the first shares may be larger by one sample
     const auto batch = static_cast<std::int64_t>(facts.samples.front());

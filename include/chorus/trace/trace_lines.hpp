@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -93,6 +94,10 @@ std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros
   for (std::size_t kind = 0; kind < Kinds; ++kind)
     if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
   return out.fields();
+}
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
 }
 
 // What a process's counters are called, and what is said of bytes that it hands to another one.

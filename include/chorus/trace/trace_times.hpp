@@ -114,4 +114,14 @@ inline std::string text_of(const nlohmann::json& args, const char* key) {
   return found != args.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
+/// The most that a number of the loader's spans is in a rank's or device's steps, as "samples" or "batch"; 0: none.
+inline double most_loaded(const TraceProcess& process, std::size_t place,
+                          const std::map<int, std::vector<StepTime>>& steps, const char* key) {
+  double most = 0;
+  for (const auto& span : process.spans)
+    if (span.category == "loader" && in_a_step(steps, place, span.begin))
+      most = std::max(most, number_of(span.args, key));
+  return most;
+}
+
 }  // namespace chorus::detail
