@@ -30705,6 +30705,10 @@ std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros
     if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
   return out.fields();
 }
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
+}
 
 // What a process's counters are called, and what is said of bytes that it hands to another one.
 inline constexpr std::string_view memory_counter = "memory, bytes", sent_counter_begin = "sent to ";
@@ -31207,6 +31211,16 @@ inline std::string text_of(const nlohmann::json& args, const char* key) {
   return found != args.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
+/// The most that a number of the loader's spans is in a rank's or device's steps, as "samples" or "batch"; 0: none.
+inline double most_loaded(const TraceProcess& process, std::size_t place,
+                          const std::map<int, std::vector<StepTime>>& steps, const char* key) {
+  double most = 0;
+  for (const auto& span : process.spans)
+    if (span.category == "loader" && in_a_step(steps, place, span.begin))
+      most = std::max(most, number_of(span.args, key));
+  return most;
+}
+
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_TIMES_HPP
 
@@ -31501,11 +31515,9 @@ class RankLines {
 
   /// The most that it held, by kind, as a JSON object; without any where nobody knows.
   static std::string peak(const RankTimes& times) {
-    const auto total = [](const Held& held) {
-      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
-    };
-    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
-                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(), [&](const Held& a, const Held& b) {
+      return chorus::detail::total_bytes(a.bytes) < chorus::detail::total_bytes(b.bytes);
+    });
     if (most == times.memory.end()) return "{}";
     return cat('{', chorus::detail::kinds_fields<trace::Memory>(most->bytes), '}');
   }
@@ -31953,13 +31965,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
   const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
   const auto at = now();
-  write('i', {.device = from,
-              .lane = trace::Lane::communication,
-              .category = "sent",
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
+  write('i', {from, trace::Lane::communication, "sent", name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
@@ -31973,10 +31979,9 @@ CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::i
 }
 
 CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
-  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
   const auto& held = held_[static_cast<std::size_t>(device)];
   auto& peak = peak_[static_cast<std::size_t>(device)];
-  if (total(held) > total(peak)) peak = held;
+  if (detail::total_bytes(held) > detail::total_bytes(peak)) peak = held;
   samples_.push_back({device, at, held});
 }
 
@@ -32004,13 +32009,7 @@ CHORUS_INLINE void TraceRecorder::write_names(int device) {
 
 CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
                                                 std::string_view args) {
-  write('C', {.device = device,
-              .lane = trace::Lane::step,
-              .category = {},
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
+  write('C', {device, trace::Lane::step, {}, name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
@@ -32023,11 +32022,6 @@ CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
 // Of a step with many allocations, what was most and what was last in each small part of its time.
 CHORUS_INLINE void TraceRecorder::write_samples() {
   constexpr std::int64_t parts = 100;
-  const auto total = [](const Sample& sample) {
-    std::int64_t sum = 0;
-    for (const auto bytes : sample.held) sum += bytes;
-    return sum;
-  };
   const auto put = [&](const Sample& sample) {
     write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
   };
@@ -32041,7 +32035,7 @@ CHORUS_INLINE void TraceRecorder::write_samples() {
     const int device = samples_[i].device;
     for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
       last = i;
-      if (total(samples_[i]) > total(samples_[most])) most = i;
+      if (detail::total_bytes(samples_[i].held) > detail::total_bytes(samples_[most].held)) most = i;
     }
     put(samples_[most]);
     if (last != most) put(samples_[last]);
@@ -32658,11 +32652,7 @@ inline TraceFacts facts_of(const Trace& trace) {
     facts.loader_us.push_back(loader.length());
     communicating += communication.length();
     beside += communication.both(passes).length();
-    double samples = 0;
-    for (const auto& span : process.spans)
-      if (span.category == "loader" && detail::in_a_step(steps, place, span.begin))
-        samples = std::max(samples, detail::number_of(span.args, "samples"));
-    facts.samples.push_back(samples);
+    facts.samples.push_back(detail::most_loaded(process, place, steps, "samples"));
   }
   if (facts.policy == "dp") {  // whose one loader has the whole batch; the first shares may be larger by one sample
     const auto batch = static_cast<std::int64_t>(facts.samples.front());
@@ -32847,9 +32837,7 @@ inline double batch_of(const Trace& trace) {
   const auto steps = step_times(trace);
   double batch = 0;
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
-    for (const auto& span : trace.processes[place].spans)
-      if (span.category == "loader" && in_a_step(steps, place, span.begin))
-        batch = std::max(batch, number_of(span.args, "batch"));
+    batch = std::max(batch, most_loaded(trace.processes[place], place, steps, "batch"));
   return batch;
 }
 /// K, of which `bytes` were averaged.

@@ -58266,6 +58266,10 @@ std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros
     if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
   return out.fields();
 }
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
+}
 
 // What a process's counters are called, and what is said of bytes that it hands to another one.
 inline constexpr std::string_view memory_counter = "memory, bytes", sent_counter_begin = "sent to ";
@@ -58913,13 +58917,7 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
   const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
   const auto at = now();
-  write('i', {.device = from,
-              .lane = trace::Lane::communication,
-              .category = "sent",
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
+  write('i', {from, trace::Lane::communication, "sent", name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
@@ -58933,10 +58931,9 @@ CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::i
 }
 
 CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
-  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
   const auto& held = held_[static_cast<std::size_t>(device)];
   auto& peak = peak_[static_cast<std::size_t>(device)];
-  if (total(held) > total(peak)) peak = held;
+  if (detail::total_bytes(held) > detail::total_bytes(peak)) peak = held;
   samples_.push_back({device, at, held});
 }
 
@@ -58964,13 +58961,7 @@ CHORUS_INLINE void TraceRecorder::write_names(int device) {
 
 CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
                                                 std::string_view args) {
-  write('C', {.device = device,
-              .lane = trace::Lane::step,
-              .category = {},
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
+  write('C', {device, trace::Lane::step, {}, name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
@@ -58983,11 +58974,6 @@ CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
 // Of a step with many allocations, what was most and what was last in each small part of its time.
 CHORUS_INLINE void TraceRecorder::write_samples() {
   constexpr std::int64_t parts = 100;
-  const auto total = [](const Sample& sample) {
-    std::int64_t sum = 0;
-    for (const auto bytes : sample.held) sum += bytes;
-    return sum;
-  };
   const auto put = [&](const Sample& sample) {
     write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
   };
@@ -59001,7 +58987,7 @@ CHORUS_INLINE void TraceRecorder::write_samples() {
     const int device = samples_[i].device;
     for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
       last = i;
-      if (total(samples_[i]) > total(samples_[most])) most = i;
+      if (detail::total_bytes(samples_[i].held) > detail::total_bytes(samples_[most].held)) most = i;
     }
     put(samples_[most]);
     if (last != most) put(samples_[last]);

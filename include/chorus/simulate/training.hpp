@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/simulate/simulate.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/ddp/ddp_options.hpp>
 #include <chorus/simulate/device_copies.hpp>
 #include <chorus/simulate/models.hpp>
+#include <chorus/simulate/simulate.hpp>
 #include <chorus/simulate/units.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <cstddef>
