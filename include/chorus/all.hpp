@@ -1,7 +1,8 @@
 #pragma once
 /// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
 /// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
+/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
 
 // First of all: what a compiler has to be and to be told.
 #include <chorus/core/requirements.hpp>
