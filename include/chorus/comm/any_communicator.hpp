@@ -33,7 +33,7 @@ class AnyCommunicator {
   /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
   /// know, as over NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; in a simulated group, see simulated/, virtual time.
+  /// This rank's clock; of an engine that has virtual time, that.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
