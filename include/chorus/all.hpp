@@ -12,6 +12,7 @@
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/grad.hpp>
+#include <chorus/autograd/gradient_check.hpp>
 #include <chorus/chorus.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
@@ -38,14 +39,17 @@
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/positions.hpp>
 #include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/summary.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
 #include <chorus/nn/weights.hpp>
+#include <chorus/ops/attention.hpp>
 #include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/counting.hpp>
 #include <chorus/ops/ctc_loss.hpp>
+#include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/distances.hpp>
 #include <chorus/ops/dropout_variants.hpp>
 #include <chorus/ops/einsum.hpp>
@@ -61,14 +65,18 @@
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/padding_modes.hpp>
 #include <chorus/ops/rearranging.hpp>
+#include <chorus/ops/recurrent.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 #include <chorus/ops/scatter.hpp>
 #include <chorus/ops/sort.hpp>
+#include <chorus/ops/transposed_convolution.hpp>
 #include <chorus/ops/truth.hpp>
+#include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/update_bn.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
@@ -107,6 +115,7 @@
 #include <chorus/trace/trace_facts.hpp>
 #include <chorus/trace/trace_reader.hpp>
 #include <chorus/trace/trace_recorder.hpp>
+#include <chorus/train/metrics.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/data/cuda/device_loader.hpp>

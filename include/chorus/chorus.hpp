@@ -6,7 +6,6 @@
 // First of all: what a compiler has to be and to be told.
 #include <chorus/core/requirements.hpp>
 
-#include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/print.hpp>
 #include <chorus/autograd/variable.hpp>
@@ -30,17 +29,14 @@
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/layer_norm.hpp>
 #include <chorus/nn/linear.hpp>
-#include <chorus/nn/summary.hpp>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
-#include <chorus/ops/attention.hpp>
 #include <chorus/ops/batch_norm.hpp>
 #include <chorus/ops/comparison.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/convolution1d.hpp>
 #include <chorus/ops/creation.hpp>
 #include <chorus/ops/cross_entropy.hpp>
-#include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/in_place.hpp>
@@ -53,18 +49,14 @@
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/pooling.hpp>
 #include <chorus/ops/random.hpp>
-#include <chorus/ops/recurrent.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/resize.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/size2d.hpp>
 #include <chorus/ops/softmax.hpp>
-#include <chorus/ops/transposed_convolution.hpp>
-#include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
-#include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -73,7 +65,6 @@
 #include <chorus/parallel/single_device.hpp>
 #include <chorus/tensor/print.hpp>
 #include <chorus/tensor/tensor.hpp>
-#include <chorus/train/metrics.hpp>
 #include <chorus/train/progress.hpp>
 
 #if CHORUS_COMPILED

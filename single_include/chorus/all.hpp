@@ -596,6 +596,80 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
 
+// <chorus/autograd/gradient_check.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
+/// Numeric gradients, to check those of an operator or of a whole model.
+
+namespace chorus {
+
+/// Options of gradient_error.
+struct GradientCheckOptions {
+  /// Half the distance of the two points of a central difference.
+  double step = 1e-6;
+};
+
+/// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
+/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
+/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
+/// functions.
+template <class Function, int... Ranks>
+double gradient_error(const Function& function, const GradientCheckOptions& options,
+                      const Tensor<double, Ranks>&... inputs) {
+  const auto weight = [](Index i) {
+    return static_cast<double>(unit_float(philox(7, {static_cast<std::uint32_t>(i), 0, 0, 0})[0])) + 0.5;
+  };
+  const auto copy = []<int Rank>(const Tensor<double, Rank>& x) {
+    auto out = Tensor<double, Rank>::empty(x.shape());
+    const auto dense = contiguous(x);
+    std::copy_n(dense.data(), dense.numel(), out.data());
+    return out;
+  };
+  const std::tuple leaves{Variable(copy(inputs), true)...};
+  const auto evaluate = [&] { return std::apply([&](const auto&... x) { return function(x...); }, leaves); };
+  const auto weighted_sum = [&] {
+    const auto value = contiguous(evaluate().value());
+    double sum = 0;
+    for (Index i = 0; i < value.numel(); ++i) sum += weight(i) * value.data()[i];
+    return sum;
+  };
+
+  const auto output = evaluate();
+  auto seed = std::remove_cvref_t<decltype(output.value())>::empty(output.shape());
+  for (Index i = 0; i < seed.numel(); ++i) seed.data()[i] = weight(i);
+  output.backward(seed);
+
+  double worst = 0;
+  const auto check_one = [&](const auto& leaf) {
+    const auto grad = leaf.grad();
+    double largest = 1, error = 0;
+    for (Index i = 0; i < leaf.numel(); ++i) {
+      double& x = leaf.value().data()[i];
+      const double before = x;
+      x = before + options.step;
+      const double above = weighted_sum();
+      x = before - options.step;
+      const double below = weighted_sum();
+      x = before;
+      const double numeric = (above - below) / (2 * options.step);
+      const double analytic = grad.defined() ? grad.data()[i] : 0;
+      largest = std::max(largest, std::abs(numeric));
+      error = std::max(error, std::abs(numeric - analytic));
+      if (!(std::abs(numeric - analytic) >= 0)) error = INFINITY;  // NaN
+    }
+    worst = std::max(worst, error / largest);
+  };
+  std::apply([&](const auto&... leaf) { (check_one(leaf), ...); }, leaves);
+  return worst;
+}
+template <class Function, int... Ranks>
+double gradient_error(const Function& function, const Tensor<double, Ranks>&... inputs) {
+  return gradient_error(function, GradientCheckOptions{}, inputs...);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
+
 // <chorus/comm/split.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
@@ -2899,7 +2973,52 @@ void say_changed(nn::Module& model) {
 #define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 /// A file descriptor that closes itself, and a file to read.
 
+#include <fcntl.h>
 #include <sys/stat.h>
+
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
+/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+
+#include <poll.h>
+
+namespace chorus::detail {
+
+/// Opens those that are closed on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
+/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 
 namespace chorus::io {
 
@@ -3626,6 +3745,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 /// How a file is written beside its place, and put there.
 
 #include <dirent.h>
+#include <sys/file.h>
 
 namespace chorus::io {
 
@@ -6379,6 +6499,1008 @@ class RowParallelLinear : public Linear<D, T> {
 /// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
 /// scores are not to be in memory, kernels go by strides, and nothing is copied.
 
+// <chorus/ops/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// Scaled dot-product attention (Vaswani et al. 2017).
+
+// <chorus/kernels/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
+/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
+
+namespace chorus::kernels {
+
+/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
+struct AttentionShape {
+  Index samples, heads, queries, keys, features, values;
+  /// What scores are multiplied by.
+  double scale;
+  /// Query i sees keys 0 to i only.
+  bool causal = false;
+  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  double dropout = 0;
+  RandomKey key = {};
+  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  Index mask_pitch = 0;
+
+  Index batch() const { return samples * heads; }
+};
+
+/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+struct AttentionPitch {
+  Index sample, head, row;
+  static AttentionPitch dense(Index heads, Index rows, Index features) {
+    return {heads * rows * features, rows * features, features};
+  }
+};
+/// Of q, k, v and y; gradients lie as what they are the gradients by.
+struct AttentionPitches {
+  AttentionPitch q, k, v, y;
+  static AttentionPitches dense(const AttentionShape& s) {
+    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
+            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+  /// Of arrays [samples, places, heads, features].
+  static AttentionPitches heads_inside(const AttentionShape& s) {
+    const auto of = [&s](Index rows, Index features) {
+      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
+    };
+    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
+  }
+};
+
+/// Which gradients are added to what is there; the others overwrite it.
+struct AttentionAdds {
+  bool q, k, v;
+};
+
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
+/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
+/// too.
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums);
+
+/// The gradients by q, k and v, added to what is there. Any may be null.
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
+
+/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
+/// cores, but without the scores in memory. Another number may be put in its place at any time.
+inline std::atomic<std::size_t>& attention_scores_limit() {
+  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  return bytes;
+}
+/// Whether so many scores of type T are to go by blocks.
+template <class T>
+bool above_scores_limit(Index scores) {
+  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+inline constexpr Index attention_block = 64;
+
+/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
+struct AttentionBlock {
+  Index matrix, query, rows, key, columns;
+};
+
+/// How many of the block's keys query `i` of it sees.
+inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
+  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
+}
+
+/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+template <class T>
+void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
+                      T* scores) {
+  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
+                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
+                nullptr);
+  const auto scale = splat(static_cast<T>(s.scale));
+  for (Index i = 0; i < b.rows; ++i) {
+    T* row = scores + i * attention_block;
+    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
+    for_packets<T>(b.columns, [&](Index j, auto n) {
+      const auto score = pmul(load(row + j, n), scale);
+      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
+    });
+    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
+  }
+}
+
+/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
+/// would give to the elements of [samples, heads, queries, keys].
+template <class T>
+void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
+  const std::uint32_t threshold = dropout_threshold(s.dropout);
+  const T scale = static_cast<T>(dropout_scale(s.dropout));
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  std::array<PhiloxWords, philox_block> counters;
+  std::array<std::uint32_t, 4 * philox_block> words;
+  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
+  for (Index i = 0; i < b.rows; ++i) {
+    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
+    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
+      for (Index c = 0; c < at_once; ++c)
+        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
+      philox_words(s.key.seed, counters.data(), words.data());
+      const Index end = std::min(last, (quad + at_once) * 4);
+      for (Index e = std::max(first, quad * 4); e < end; ++e)
+        factors[i * attention_block + e - first] =
+            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
+    }
+  }
+}
+
+/// Calls f(first, count) for the blocks of [0, n).
+template <class F>
+void for_attention_blocks(Index n, F f) {
+  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
+}
+
+/// The result of one block of queries.
+template <class T>
+void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
+                    const T* v, const T* mask, T* y, T* log_sums) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const Scratch<T> memory(device, 2 * block * block);
+  T *scores = memory.data(), *factors = scores + block * block;
+  T largest[block], total[block];
+  std::fill_n(largest, block, lowest);
+  std::fill_n(total, block, T{0});
+  T* out = y + (matrix * s.queries + query) * s.values;
+  std::fill_n(out, rows * s.values, T{0});
+  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
+  for_attention_blocks(keys, [&](Index key, Index columns) {
+    const AttentionBlock b{matrix, query, rows, key, columns};
+    attention_scores(s, b, q, k, mask, scores);
+    if (s.dropout > 0) attention_dropout(s, b, factors);
+    for (Index i = 0; i < rows; ++i) {
+      T* row = scores + i * block;
+      const Row<T> line{i * block, i, columns};
+      const T now =
+          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+      largest[i] = high;
+      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+        return weight;
+      });
+      total[i] = total[i] * kept + Sum<T>::fold(sum);
+      if (kept != T{1})
+        for_packets<T>(s.values, [&](Index j, auto n) {
+          T* place = out + i * s.values + j;
+          store(place, pmul(load(place, n), splat(kept)), n);
+        });
+    }
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
+                  s.values, out, s.values, true, nullptr);
+  });
+  for (Index i = 0; i < rows; ++i) {
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
+  }
+}
+
+/// The gradients of one matrix of the batch.
+template <class T>
+void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
+                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index block = attention_block;
+  const Scratch<T> memory(device, 3 * block * block + s.queries);
+  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
+  T* dots = factors + block * block;
+  const Index queries = matrix * s.queries, keys = matrix * s.keys;
+  for (Index i = 0; i < s.queries; ++i) {
+    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
+  }
+  for_attention_blocks(s.keys, [&](Index key, Index columns) {
+    for_attention_blocks(s.queries, [&](Index query, Index rows) {
+      if (s.causal && query + rows <= key) return;
+      const AttentionBlock b{matrix, query, rows, key, columns};
+      const T* dy_rows = dy + (queries + query) * s.values;
+      attention_scores(s, b, q, k, mask, weights);
+      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
+                    s.values, gradients, block, false, nullptr);
+      if (s.dropout > 0) attention_dropout(s, b, factors);
+      for (Index i = 0; i < rows; ++i) {
+        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
+        const auto scale = splat(static_cast<T>(s.scale));
+        for_packets<T>(columns, [&](Index j, auto n) {
+          const Index at = i * block + j;
+          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
+          auto gradient = load(gradients + at, n), used = weight;
+          if (s.dropout > 0) {
+            const auto factor = load(factors + at, n);
+            gradient = pmul(gradient, factor);
+            used = pmul(used, factor);
+          }
+          store(weights + at, used, n);
+          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+        });
+      }
+      if (dv != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
+                      dv + (keys + key) * s.values, s.values, true, nullptr);
+      if (dk != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
+                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
+                      nullptr);
+      if (dq != nullptr)
+        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
+                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+    });
+  });
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums) {
+  constexpr Index block = detail::attention_block;
+  const Index blocks = (s.queries + block - 1) / block;
+  parallel_for(s.batch() * blocks, [&](Index task) {
+    const Index query = task % blocks * block;
+    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
+                           log_sums);
+  });
+}
+
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  parallel_for(s.batch(), [&](Index matrix) {
+    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
+/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
+/// well, which are not used: nothing without a GPU says whether it would take one.
+
+// <chorus/kernels/cuda/attention_tiles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+
+namespace chorus::kernels::cuda {
+
+/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+template <class C>
+inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
+/// How much of a sum is in shared memory at once.
+inline constexpr int attention_depth = 16;
+/// Threads stand in a square.
+inline constexpr int attention_side = 16;
+static_assert(attention_side * attention_side == block_threads);
+
+/// Rows are a number longer than they have to be, so that a column lies in all banks.
+template <class C>
+struct TileMemory {
+  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
+  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
+};
+
+/// A thread's numbers of a tile.
+template <class C>
+struct TileSums {
+  static constexpr int count = attention_tile<C> / attention_side;
+  C at[count][count] = {};
+
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
+  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
+  /// Calls f(row, column, number).
+  template <class F>
+  __device__ void each(const F& f) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
+  }
+};
+
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
+/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+template <bool right_by_columns, class C, class Left, class Right>
+__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
+  constexpr int tile = attention_tile<C>, depth = attention_depth;
+  for (Index begin = 0; begin < length; begin += depth) {
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
+      const int r = e / depth, p = e % depth;
+      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
+      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
+      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < depth; ++p)
+#pragma unroll
+      for (int i = 0; i < TileSums<C>::count; ++i)
+#pragma unroll
+        for (int j = 0; j < TileSums<C>::count; ++j)
+          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
+  }
+}
+
+/// The arrays of one attention, but for its results.
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v, *mask;
+  AttentionPitches pitches;
+};
+/// The place of a row of a matrix.
+inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
+  const Index sample = matrix / s.heads;
+  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
+}
+
+/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+struct AttentionTask {
+  Index matrix, first, column;
+};
+/// Tasks for matrices of [rows, columns].
+struct AttentionTasks {
+  Index row_tiles, column_tiles, count;
+
+  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
+    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
+    return {down, across, matrices * down * across};
+  }
+  __device__ AttentionTask operator()(Index task, Index tile) const {
+    const Index row = task / column_tiles, matrix = row / row_tiles;
+    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
+  }
+};
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// beyond the matrix. The thread that has written a number may read it; the others wait.
+template <class T>
+__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
+                                 Index matrix, Index query, Index key) {
+  using C = compute_type<T>;
+  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
+  const Index rows = s.queries - query, columns = s.keys - key;
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
+  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
+  sums.each([&](int row, int column, C sum) {
+    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
+    C score = -std::numeric_limits<C>::infinity();
+    if (seen) score = sum * static_cast<C>(s.scale);
+    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
+    m.weights[row][column] = score;
+  });
+}
+
+/// What dropout multiplies a weight by.
+template <class C>
+__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
+  if (s.dropout == 0) return C(1);
+  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
+  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
+  std::uint32_t word = words[0];
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
+  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
+  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+}
+
+/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+template <class T>
+__global__ void attention_forward(const __grid_constant__ AttentionShape s,
+                                  const __grid_constant__ AttentionTasks tasks,
+                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
+  constexpr C lowest = -std::numeric_limits<C>::infinity();
+  __shared__ TileMemory<C> m;
+  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
+  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, value = task.column;
+    __syncthreads();  // the last task's numbers may still be read
+    if (lane == 0) largest[row] = lowest, total[row] = 0;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_scores(m, s, in, matrix, query, key);
+      __syncthreads();
+      C most = lowest;
+      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
+      partial[row][lane] = most;
+      __syncthreads();
+      most = largest[row];
+      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
+      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
+      __syncthreads();
+      C sum = 0;
+      for (int j = lane; j < tile; j += lanes) {
+        const C weight = std::exp(m.weights[row][j] - shift);
+        sum += weight;
+        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
+      }
+      partial[row][lane] = sum;
+      __syncthreads();
+      if (lane == 0) {
+        sum = total[row] * before;
+        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
+        total[row] = sum;
+        largest[row] = most;
+        kept[row] = before;
+      }
+      __syncthreads();
+      out.each([&](int r, int, C& number) { number *= kept[r]; });
+      const T* v = in.v + place(in.pitches.v, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
+    }
+    __syncthreads();
+    out.each([&](int r, int c, C number) {
+      if (query + r >= s.queries || value + c >= s.values) return;
+      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+    });
+    if (value == 0 && lane == 0 && query + row < s.queries)
+      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
+  }
+}
+
+/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
+/// to what is there.
+template <class T>
+struct AttentionGradients {
+  const T* dy;
+  const compute_type<T>*log_sums, *dots;
+  AttentionAdds adds;
+};
+
+/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+template <class T>
+__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
+                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
+                                    Index query, Index key) {
+  using C = compute_type<T>;
+  attention_scores(m, s, in, matrix, query, key);
+  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
+  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
+  sums.each([&](int row, int column, C gradient) {
+    const bool inside = row < rows && column < columns;
+    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
+    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
+    m.weights[row][column] = weight * factor;
+    m.gradients[row][column] =
+        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
+  });
+  __syncthreads();
+}
+
+/// A block for a tile of queries and of features.
+template <class T>
+__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
+                                         const __grid_constant__ AttentionTasks tasks,
+                                         const __grid_constant__ AttentionInputs<T> in,
+                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, feature = task.column;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const T* k = in.k + place(in.pitches.k, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
+    }
+    out.each([&](int r, int c, C sum) {
+      if (query + r < s.queries && feature + c < s.features)
+        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
+    });
+  }
+}
+
+/// A block for a tile of keys, and of features and values.
+template <class T>
+__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
+                                        const __grid_constant__ AttentionTasks tasks,
+                                        const __grid_constant__ AttentionInputs<T> in,
+                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, key = task.first, column = task.column;
+    TileSums<C> by_k, by_v;
+    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const Index rows = s.queries - query < tile ? s.queries - query : tile;
+      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
+      if (dk != nullptr)
+        add_products<true>(
+            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
+      if (dv != nullptr)
+        add_products<true>(
+            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
+    }
+    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
+      sums.each([&](int r, int c, C sum) {
+        if (key + r < s.keys && column + c < width)
+          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+      });
+    };
+    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
+    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
+  }
+}
+
+template <class T>
+struct AttentionDots {
+  AttentionShape s;
+  AttentionPitch pitch;
+  const T *y, *dy;
+  compute_type<T>* dots;
+  __device__ void operator()(const Line& line) const {
+    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
+    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
+    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
+  }
+};
+
+/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  static std::mutex mutex;
+  static std::set<PlanKey> said;
+  const std::lock_guard lock(mutex);
+  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
+                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
+  if (!said.insert(key).second) return;
+  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
+                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
+                          ": by blocks, without its scores in memory"));
+}
+
+}  // namespace cuda
+
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
+                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
+  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
+  if (tasks.count == 0) return;
+  cuda::say_attention(device, dtype<T>, s);
+  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
+               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
+}
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
+}
+
+/// Gradients are added to what is there where `adds` says so.
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
+                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
+                        const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
+  const Index lines = s.batch() * s.queries;
+  const cuda::Scratch<compute_type<T>> dots(device, lines);
+  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
+                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
+  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
+  if (dq != nullptr && queries.count > 0)
+    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
+                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
+  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
+  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
+    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
+                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
+                     dv);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+
+// <chorus/tensor/kept_for_replays.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+/// Memory that a captured step reads, and that its owner may give up before the last replay.
+
+#if CHORUS_USE_CUDA
+#endif
+
+namespace chorus::detail {
+
+/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+template <Device D>
+void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
+#if CHORUS_USE_CUDA
+  if constexpr (std::is_same_v<D, Cuda>)
+    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
+#endif
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+
+namespace chorus {
+
+/// Options of scaled_dot_product_attention.
+struct AttentionOptions {
+  /// Query i sees keys 0 to i only.
+  bool causal = false;
+  /// The probability of a weight to be dropped, in training (see `dropout`).
+  double dropout = 0;
+};
+
+namespace detail {
+
+/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+template <class Q, class K, class V>
+inline constexpr bool has_attention_kernel =
+    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
+            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+template <bool heads_inside>
+kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
+  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+}
+
+template <class Q>
+using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
+
+/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
+/// on GPUs, operands and result are [batch, places, heads, features].
+template <bool heads_inside = false, Operand Q, Operand K, Operand V>
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
+                         const AttentionOptions& options) {
+  using T = typename tensor_of<Q>::value_type;
+  using D = typename tensor_of<Q>::device_type;
+  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
+  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
+  static_assert(!heads_inside || (rank == 4 && !on_cpu));
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto values = contiguous(value_of(v));
+  const auto device = queries.device();
+  auto shape = queries.shape();
+  const Index samples = rank > 2 ? shape[0] : 1;
+  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
+  kernels::AttentionShape s{.samples = samples,
+                            .heads = matrices / samples,
+                            .queries = queries.size(places),
+                            .keys = keys.size(places),
+                            .features = queries.size(-1),
+                            .values = values.size(-1),
+                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
+  if (s.dropout > 0) s.key = next_random_key(samples);
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
+  shape.back() = s.values;
+  auto out = Tensor<T, rank, D>::empty(shape, device);
+  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
+  const auto forward = [&](const auto&... at) {
+    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                               log_sums.data());
+  };
+  if constexpr (on_cpu)
+    forward();
+  else
+    forward(attention_pitches<heads_inside>(s));
+  return record(
+      "scaled_dot_product_attention", out,
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
+        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
+        const auto place = [&](auto node, bool& adds) -> T* {
+          if (!node) return nullptr;
+          const auto [grad, accumulate] = node->target();
+          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          adds = accumulate;
+          return grad.data();
+        };
+        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
+        kernels::AttentionAdds adds{};
+        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
+        const auto backward = [&](const auto&... how) {
+          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
+                                      dy.data(), grads[0], grads[1], grads[2]);
+        };
+        if constexpr (on_cpu)
+          backward();
+        else
+          backward(attention_pitches<heads_inside>(s), adds);
+      },
+      q, k, v);
+}
+
+/// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
+/// as a graph, in which nothing comes from the host, finds it.
+template <Device D>
+Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
+  thread_local Tensor<bool, 2, D> kept;
+  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
+    keep_for_replays(kept.storage());
+    return kept;
+  }
+  auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
+  const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
+  kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
+  return kept;
+}
+
+/// Whether this is a layer's attention of which the interceptor takes the weights of values.
+template <Operand Q>
+bool takes_attention_weights() {
+  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
+  return false;
+}
+template <Operand W>
+W taken_weights(const W& weights) {
+  if constexpr (may_be_intercepted<W>)
+    if (takes_attention_weights<W>()) [[unlikely]] {
+      interceptor->attends_by(value_of(weights).storage());
+      return taken(weights);
+    }
+  return weights;
+}
+
+/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
+/// what is not to be seen.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
+  if (options.causal)
+    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
+                         -std::numeric_limits<double>::infinity());
+  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+template <class Q, class K, class V>
+inline constexpr bool has_stacked_attention =
+    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
+    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+template <Operand Q, Operand K>
+auto attention_scores(const Q& q, const K& k) {
+  using kernels::Trans;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto device = queries.device();
+  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
+  auto shape = queries.shape();
+  shape.back() = n;
+  const Index count = queries.numel() / (m * features);
+  const double scale = 1 / std::sqrt(static_cast<double>(features));
+  auto out = tensor_of<Q>::empty(shape, device);
+  count_multiply_adds(count * m * n * features);
+  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  return record(
+      "scaled_dot_product_attention", std::move(out),
+      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
+                                                                                           auto dk) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        if (dq) {
+          const auto [grad, accumulate] = dq->target();
+          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+        if (dk) {
+          const auto [grad, accumulate] = dk->target();
+          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
+                              scale);
+        }
+      },
+      q, k);
+}
+
+/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+template <Operand X>
+auto causal_softmax(const X& scores) {
+  return along_axis(
+      operations::Softmax{-1}, scores, -1,
+      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
+      },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
+/// depend on sizes.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto scores = masked(attention_scores(q, k));
+  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// A mask for each matrix of the scores, one after the other, or one for all.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
+  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
+  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
+  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
+  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
+}
+/// The same of truth values: numbers of type T that hide what no query sees.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<D, Cpu>) {
+    const auto seen = contiguous(mask);
+    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+    return attention_mask(added, scores);
+  } else {
+    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
+  }
+}
+
+template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
+auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
+               const AttentionOptions& options) {
+  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
+  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
+                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
+                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
+  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
+                    "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
+  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
+    auto scores = queries.shape();
+    const auto same_batch = [&](const auto& other) {
+      return std::equal(scores.begin(), scores.end() - 2, other.begin());
+    };
+    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
+        !takes_attention_weights<Q>()) {
+      scores.back() = keys.size(-2);
+      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
+      if constexpr (has_attention_kernel<Q, K, V>) {
+        return in_blocks();
+      } else {
+        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
+        return attention_in_stacks(q, k, v, masked, options);
+      }
+    }
+  }
+  return attention_as_a_whole(q, k, v, masked, options);
+}
+
+}  // namespace detail
+
+/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
+/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
+/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
+/// < 1.
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
+  return detail::attention(
+      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
+      options);
+}
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
+  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
+}
+
+/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
+/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  using T = typename tensor_of<Q>::value_type;
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
+      [&](const auto& scores) {
+        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
+      },
+      options);
+}
+
+/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
+/// gradient.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
+                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
+      [&](const auto& scores) { return scores + mask; }, options);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -6753,6 +7875,154 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
+
+// <chorus/ops/transposed_convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
+/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+
+namespace chorus {
+
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct ConvTranspose2d {
+  static constexpr const char* name = "conv_transpose2d";
+  kernels::Conv2dShape shape;
+};
+}  // namespace operations
+
+/// Options of conv_transpose2d.
+struct ConvTranspose2dOptions {
+  /// `output_padding` adds rows and columns at the bottom and on the right.
+  Size2d stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  Index groups = 1;
+};
+
+/// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
+/// channels don't fit or nothing would be left, UsageError for options that make no sense.
+template <Operand X, Operand W>
+auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
+                "conv_transpose2d: the input is [batch, channels, height, width]");
+  const auto input = contiguous(value_of(x));
+  const auto w = contiguous(value_of(weight));
+  const auto [stride, padding, extra, dilation, groups] = options;
+  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
+                        padding.height >= 0 && padding.width >= 0,
+                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+  check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
+                        extra.width < std::max(stride.width, dilation.width),
+                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+  check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
+                    input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
+  const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
+    return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
+  };
+  // The convolution that this one turns round: it would make x from the result.
+  const kernels::Conv2dShape shape{
+      .batch = input.size(0),
+      .in_channels = w.size(1) * groups,
+      .height = spread(input.size(2), stride.height, padding.height, dilation.height, w.size(2), extra.height),
+      .width = spread(input.size(3), stride.width, padding.width, dilation.width, w.size(3), extra.width),
+      .out_channels = input.size(1),
+      .kernel_h = w.size(2),
+      .kernel_w = w.size(3),
+      .stride_h = stride.height,
+      .stride_w = stride.width,
+      .padding_h = padding.height,
+      .padding_w = padding.width,
+      .dilation_h = dilation.height,
+      .dilation_w = dilation.width,
+      .groups = groups};
+  check<ShapeError>(shape.height > 0 && shape.width > 0, "conv_transpose2d: an input of shape ", input.shape(),
+                    " gives images of ", shape.height, " x ", shape.width);
+  const auto device = input.device();
+  auto out = Tensor<T, 4, typename tensor_of<X>::device_type>::empty(
+      {shape.batch, shape.in_channels, shape.height, shape.width}, device);
+  detail::count_multiply_adds(input.numel() * w.size(1) * w.size(2) * w.size(3));
+  kernels::conv2d_backward_input(device, shape, w.data(), input.data(), out.data(), false);
+  return record(
+      operations::ConvTranspose2d{shape}, std::move(out),
+      [input = detail::Saved(input), w = detail::Saved(w), shape, device](const auto& dy, auto dx, auto dw) {
+        if (dw) {
+          const auto [grad, accumulate] = dw->target();
+          kernels::conv2d_backward_weight(device, shape, dy.data(), input.read("conv_transpose2d").data(), grad.data(),
+                                          accumulate);
+        }
+        if (dx) {
+          auto grad = tensor_of<X>::empty(input.tensor().shape(), device);
+          kernels::conv2d_forward(device, shape, dy.data(), w.read("conv_transpose2d").data(),
+                                  static_cast<const T*>(nullptr), grad.data());
+          dx->add(grad);
+        }
+      },
+      x, weight);
+}
+
+// What operands of different types get, and no other error.
+template <Operand X, Operand W>
+requires OfOtherType<X, W>
+auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
+  static_assert(!OfOtherType<X, W>,
+                "conv_transpose2d: input and weight have different scalar types; to<float>(x) converts one");
+  return detail::Recorded<4, W, X>();
+}
+
+/// The same with a bias for each channel: [out].
+template <Operand X, Operand W, Operand B>
+auto conv_transpose2d(const X& x, const W& weight, const B& bias, const ConvTranspose2dOptions& options = {}) {
+  const Index channels = value_of(weight).size(1) * options.groups;
+  check<ShapeError>(value_of(bias).numel() == channels, "conv_transpose2d: the bias has ", value_of(bias).numel(),
+                    " elements for ", channels, " channels");
+  return conv_transpose2d(x, weight, options) + reshape(bias, Shape<3>{channels, 1, 1});
+}
+
+/// Options of conv_transpose1d.
+struct ConvTranspose1dOptions {
+  Index stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
+};
+
+namespace detail {
+inline ConvTranspose2dOptions as_images(const ConvTranspose1dOptions& o) {
+  return {.stride = {1, o.stride},
+          .padding = {0, o.padding},
+          .output_padding = {0, o.output_padding},
+          .dilation = {1, o.dilation},
+          .groups = o.groups};
+}
+template <Operand X>
+auto as_image(const X& x) {
+  const auto& s = value_of(x).shape();
+  return reshape(x, Shape<4>{s[0], s[1], 1, s[2]});
+}
+template <Operand Y>
+auto as_sequence(const Y& y) {
+  return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
+}
+}  // namespace detail
+
+/// x: [batch, in, length], weight: [in, out / groups, kernel] -> [batch, out, (length - 1) stride - 2 padding +
+/// dilation (kernel - 1) + output_padding + 1]: conv_transpose2d on images of height 1.
+template <Operand X, Operand W>
+auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
+                "conv_transpose1d: the input is [batch, channels, length]");
+  return detail::as_sequence(
+      conv_transpose2d(detail::as_image(x), detail::as_image(weight), detail::as_images(options)));
+}
+/// The same with a bias for each channel: [out].
+template <Operand X, Operand W, Operand B>
+auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTranspose1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
+                "conv_transpose1d: the input is [batch, channels, length]");
+  return detail::as_sequence(
+      conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
 
 namespace chorus::nn {
 
@@ -7917,6 +9187,216 @@ auto rotary_positions(const X& x, Index first = 0) {
 /// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
+// <chorus/ops/recurrent.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+/// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
+/// weights and gate order.
+
+namespace chorus {
+
+namespace functors {
+
+/// The next cell state from the gates before their activations and the present state.
+struct LstmCell {
+  template <class S>
+  CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
+    return sigmoid(forget) * cell + sigmoid(input) * tanh(candidate);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& input, const S& forget, const S& candidate,
+                                    const S& cell) const {
+    const S i = sigmoid(input), f = sigmoid(forget), c = tanh(candidate);
+    return {{dy * c * (i * (1 - i)), dy * cell * (f * (1 - f)), dy * i * (1 - c * c), dy * f}};
+  }
+};
+struct LstmOutput {
+  template <class S>
+  CHORUS_HD S operator()(const S& output, const S& cell) const {
+    return sigmoid(output) * tanh(cell);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& output, const S& cell) const {
+    const S o = sigmoid(output), c = tanh(cell);
+    return {{dy * c * (o * (1 - o)), dy * o * (1 - c * c)}};
+  }
+};
+
+/// The candidate state: the reset gate acts on what comes from the present state.
+struct GruCandidate {
+  template <class S>
+  CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    return tanh(x + sigmoid(reset_x + reset_h) * h);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& reset_x, const S& reset_h, const S& x, const S& h) const {
+    const S r = sigmoid(reset_x + reset_h), y = tanh(x + r * h);
+    const S by_x = dy * (1 - y * y), by_reset = by_x * h * (r * (1 - r));
+    return {{by_reset, by_reset, by_x, by_x * r}};
+  }
+};
+/// The next state, between the candidate and the present one.
+struct GruState {
+  template <class S>
+  CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
+    return candidate + sigmoid(update_x + update_h) * (state - candidate);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 4> gradient(const S& dy, const S& update_x, const S& update_h, const S& candidate,
+                                    const S& state) const {
+    const S u = sigmoid(update_x + update_h), by_update = dy * (state - candidate) * (u * (1 - u));
+    return {{by_update, by_update, dy * (1 - u), dy * u}};
+  }
+};
+
+}  // namespace functors
+
+/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
+template <class Sequence, class State>
+struct LstmResult {
+  Sequence output;
+  State hidden, cell;
+  auto fields() { return std::tie(output, hidden, cell); }
+};
+/// A GRU's outputs, and its last state.
+template <class Sequence, class State>
+struct GruResult {
+  Sequence output;
+  State hidden;
+  auto fields() { return std::tie(output, hidden); }
+};
+
+namespace detail {
+
+template <Operand X, Operand W>
+void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
+  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  const auto& in = value_of(x).shape();
+  const auto& ih = value_of(weight_ih).shape();
+  const auto& hh = value_of(weight_hh).shape();
+  check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
+                    " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates,
+                    " hidden, features] and [", gates, " hidden, hidden]");
+  check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
+}
+
+// Columns `gate` of the rows of a step.
+template <Operand X>
+auto gate(const X& gates, Index number, Index hidden) {
+  return slice(gates, -1, number * hidden, (number + 1) * hidden);
+}
+
+template <Operand X>
+auto time_step(const X& sequence, Index t) {
+  const auto& shape = value_of(sequence).shape();
+  return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
+}
+
+template <Operand X, Operand W, Operand H>
+void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
+  const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ",
+                    value_of(state).shape(), ", expected ", expected);
+}
+
+template <Operand X, Operand W>
+auto zero_state(const X& x, const W& weight_hh) {
+  return Tensor<typename tensor_of<X>::value_type, 2, typename tensor_of<X>::device_type>::zeros(
+      {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
+}
+
+// A first state, a Tensor or recorded, as the steps' states are.
+template <class State, Operand H>
+State as_state(const H& h) {
+  if constexpr (std::is_same_v<State, H>)
+    return h;
+  else if constexpr (requires { State(h.as_variable()); })
+    return State(h.as_variable());
+  else
+    return State(h);
+}
+
+template <class State>
+auto join_steps(const std::vector<State>& steps) {
+  const auto& shape = steps.front().shape();
+  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
+  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
+  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+}
+
+}  // namespace detail
+
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
+/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
+/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B, Operand H, Operand C>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+          const C& c0, bool reverse = false) {
+  detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
+  detail::check_state("lstm", x, weight_hh, h0);
+  detail::check_state("lstm", x, weight_hh, c0);
+  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
+                                           linear(h0, weight_hh, bias_hh), c0, c0));
+  auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gates =
+        detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+                          detail::gate(gates, 2, hidden), c);
+    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
+    steps[static_cast<std::size_t>(t)] = h;
+  }
+  auto output = detail::join_steps(steps);
+  return LstmResult<decltype(output), State>{std::move(output), h, c};
+}
+/// The same with states that start from zero.
+template <Operand X, Operand W, Operand B>
+auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  const auto zero = detail::zero_state(x, weight_hh);
+  return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
+}
+
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
+/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
+/// lstm. Throws ShapeError where sizes don't fit.
+template <Operand X, Operand W, Operand B, Operand H>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+         bool reverse = false) {
+  detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
+  detail::check_state("gru", x, weight_hh, h0);
+  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State =
+      decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
+  auto h = detail::as_state<State>(h0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gx = detail::time_step(from_x, t);
+    const auto gh = linear(h, weight_hh, bias_hh);
+    const auto candidate =
+        detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
+                          detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
+    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
+                          candidate, h);
+    steps[static_cast<std::size_t>(t)] = h;
+  }
+  auto output = detail::join_steps(steps);
+  return GruResult<decltype(output), State>{std::move(output), h};
+}
+/// The same with a state that starts from zero.
+template <Operand X, Operand W, Operand B>
+auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
+  return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+
 namespace chorus::nn {
 
 /// Options of the layers LSTM and GRU.
@@ -8101,6 +9581,265 @@ class GRU final : public Recurrent<D, T> {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+
+// <chorus/nn/summary.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
+#define CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
+/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
+/// the memory that backward needs.
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// The lines of a summary, and who watches the layers while they are called.
+template <Device D>
+class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
+ public:
+  struct Row {
+    std::string path, layer, output = "-";
+    std::vector<AnyParameter> parameters{};
+    const Module* module = nullptr;
+    int calls = 0;
+    std::size_t place = uncalled;  ///< among the calls
+    std::int64_t multiply_adds = 0;
+  };
+  static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
+
+  explicit SummaryTable(Module& model);
+
+  void begins(const void* layer) override;
+  void ended(const std::string& output) override;
+  void multiply_adds(std::int64_t count) override;
+
+  std::int64_t all_multiply_adds() const;
+
+  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  std::string text(bool called);
+
+ private:
+  struct Call {
+    Row* row;  ///< that its multiply-adds are of
+    bool counts;
+  };
+
+  std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
+  void enter(Module& module) override;
+  // Its caller's description has said what it is.
+  void inner(Module&) override {}
+  void parameter(std::string_view, AnyParameter& handle) override;
+
+  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  void sort_by_calls();
+
+  std::vector<Row> rows_;
+  std::vector<Call> under_way_;
+  std::size_t next_place_ = 0;
+};
+
+template <Device D>
+std::string summed_parameters(Module& model) {
+  Index all = 0, trainable = 0;
+  std::size_t bytes = 0;
+  for (const auto& named : named_parameters<D>(model)) {
+    const Index count = numel(named.parameter->extents());
+    all += count;
+    bytes += static_cast<std::size_t>(count) * size_of(named.parameter->dtype());
+    if (named.parameter->wants_grad()) trainable += count;
+  }
+  return cat(all, " parameters, ", trainable, " trainable, ", bytes / 1024, " KiB\n");
+}
+
+template <Device D>
+D device_for_summary(Module& model) {
+  const auto parameters = named_parameters<D>(model);
+  check<UsageError>(!parameters.empty(), "summary: the model has no parameters");
+  return parameters.front().parameter->where();
+}
+
+/// An input, on the model's device.
+template <class X, Device D>
+decltype(auto) example_on(const X& x, D device) {
+  if constexpr (AnyTensor<X>)
+    return to_device(x, device);
+  else
+    return (x);
+}
+
+}  // namespace detail
+
+/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
+/// layer above); then the sums.
+template <class Model>
+std::string summary(Model& model) {
+  using D = typename Model::device_type;
+  return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
+}
+
+/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
+/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
+/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
+/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
+/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+///
+/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
+/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
+/// computes on its device. Throws what the model throws, with "summary: " in front.
+template <class Model, class... Inputs>
+requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
+  using D = typename Model::device_type;
+  const D device = detail::device_for_summary<D>(model);
+  const int slot = trace_slot(device);
+  const trace::PeakKept peak(slot);
+  try {
+    Model copy = copy_of(model);
+    detail::SummaryTable<D> table(copy);
+    RandomContext random;
+    random.device_slot = slot;
+    const RandomScope scope(random);
+    const GradMode with_gradients(true);
+    const auto run = [&](const auto&... xs) {
+      const auto activations = [&] { return trace::memory(slot, trace::Memory::activations); };
+      const auto before = activations();
+      const chorus::detail::Replaced<chorus::detail::LayerWatch*> watching(chorus::detail::layer_watch, &table);
+      const auto output = detail::watched(copy, [&] {
+        if constexpr (requires { copy.forward(xs...); })
+          return copy.forward(xs...);
+        else
+          return copy(xs...);
+      });
+      return activations() - before;
+    };
+    const auto held = run(detail::example_on(inputs, device)...);
+    std::string shapes;
+    ((shapes += cat(shapes.empty() ? "" : ", ", detail::shape_text(inputs))), ...);
+    return table.text(true) + detail::summed_parameters<D>(model) +
+           cat("input ", shapes, ": ", table.all_multiply_adds(), " multiply-adds, ", held,
+               " bytes of activations held for backward\n");
+  } catch (const std::exception&) {
+    rethrow_with(std::current_exception(), "summary: ");
+  }
+}
+
+/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const Index (&shape)[Rank]) {
+  std::array<Index, Rank> extents{};
+  std::copy(shape, shape + Rank, extents.begin());
+  return summary<T>(model, extents);
+}
+template <Real T = float, class Model, std::size_t Rank>
+std::string summary(Model& model, const std::array<Index, Rank>& shape) {
+  for (const Index extent : shape)
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+  const auto device = detail::device_for_summary<typename Model::device_type>(model);
+  const trace::PeakKept peak(trace_slot(device));  // of the zeros, too
+  return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
+}
+
+}  // namespace chorus::nn
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/nn/summary_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+/// How a model's layers become the lines of a table.
+
+namespace chorus::nn::detail {
+
+template <Device D>
+SummaryTable<D>::SummaryTable(Module& model) {
+  rows_.push_back({.path = "", .layer = model.describe(), .module = &model});
+  walk(model);
+}
+
+template <Device D>
+void SummaryTable<D>::begins(const void* layer) {
+  const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
+  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
+  under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
+  if (!counts) return;
+  if (row->place == uncalled) row->place = next_place_++;
+  ++row->calls;
+}
+
+template <Device D>
+void SummaryTable<D>::ended(const std::string& output) {
+  if (under_way_.back().counts) under_way_.back().row->output = output;
+  under_way_.pop_back();
+}
+
+template <Device D>
+void SummaryTable<D>::multiply_adds(std::int64_t count) {
+  if (!under_way_.empty() && under_way_.back().row != nullptr) under_way_.back().row->multiply_adds += count;
+}
+
+template <Device D>
+std::int64_t SummaryTable<D>::all_multiply_adds() const {
+  std::int64_t sum = 0;
+  for (const Row& row : rows_) sum += row.multiply_adds;
+  return sum;
+}
+
+template <Device D>
+std::string SummaryTable<D>::text(bool called) {
+  if (called) sort_by_calls();
+  std::set<const Node*> above;
+  std::vector<std::vector<std::string>> lines{{"module", "layer", "output", "parameters", "multiply-adds"}};
+  for (const Row& row : rows_) {
+    Index parameters = 0;
+    bool shared = true;
+    for (const AnyParameter& parameter : row.parameters) {
+      parameters += numel(parameter.on<D>().extents());
+      shared = !above.insert(parameter.shared().get()).second && shared;
+    }
+    const std::string own = parameters == 0 ? "-" : cat(parameters);
+    lines.push_back({row.path, row.calls > 1 ? cat(row.layer, ", ", row.calls, " calls") : row.layer, row.output,
+                     parameters > 0 && shared ? cat("(", own, ")") : own,
+                     row.multiply_adds == 0 ? "-" : cat(row.multiply_adds)});
+  }
+  std::vector<std::size_t> columns{0, 1, 3};
+  if (called) columns = {0, 1, 2, 3, 4};
+  std::array<std::size_t, 5> widths{};
+  for (const auto& line : lines)
+    for (const auto c : columns) widths[c] = std::max(widths[c], line[c].size());
+  std::string out;
+  for (const auto& line : lines) {
+    for (const auto c : columns) {
+      out += line[c];
+      if (c != columns.back()) out.append(widths[c] - line[c].size() + 2, ' ');
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+template <Device D>
+void SummaryTable<D>::enter(Module& module) {
+  rows_.push_back({.path = own_path(), .layer = module.describe(), .module = &module});
+}
+
+template <Device D>
+void SummaryTable<D>::parameter(std::string_view, AnyParameter& handle) {
+  for (Row& row : rows_)
+    if (row.path == own_path()) row.parameters.push_back(handle);
+}
+
+template <Device D>
+void SummaryTable<D>::sort_by_calls() {
+  for (Row& row : rows_)
+    if (row.place == uncalled)
+      for (const Row& other : rows_)
+        if (other.calls > 0 && other.path.starts_with(row.path + ".")) row.place = std::min(row.place, other.place);
+  std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
+}
+
+}  // namespace chorus::nn::detail
+#endif  // CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 
 // <chorus/nn/transformer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
@@ -10224,6 +11963,323 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
+
+// <chorus/ops/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
+/// Running sums.
+
+// <chorus/kernels/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+/// Running sums and products along an axis. x, y: [outer, axis, inner].
+
+namespace chorus::kernels {
+
+/// y[i] = x[0] + ... + x[i] along the axis, or with `reverse` x[i] + ... + x[last]; overwrites y, or adds to it. Summed
+/// in double.
+template <class T>
+void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false);
+
+/// y[i] = x[0] ... x[i], computed in double.
+template <class T>
+void cumprod(Cpu, AxisShape shape, const T* x, T* y);
+
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// zeros.
+template <class T>
+void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+/// Running sums on the CPU.
+
+namespace chorus::kernels {
+
+namespace detail {
+/// Neighbouring lines, whose rows are read and written along memory.
+template <Index Most>
+struct RunningColumns {
+  static constexpr Index most = Most;  ///< the largest `count`
+  Index first, stride, count;
+  Index at(Index a, Index i) const { return first + a * stride + i; }
+};
+/// Lines along memory. Several at a time don't wait for each other's last number.
+template <Index Count>
+struct RunningRows {
+  static constexpr Index most = Count, count = Count;
+  Index first, length;
+  Index at(Index a, Index i) const { return first + i * length + a; }
+};
+
+/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+template <Index Most, Index Rows, class F>
+void for_line_groups(AxisShape shape, const F& f) {
+  const Index groups = (shape.inner + Most - 1) / Most;
+  const Index least = thread_elements / std::max(Index{1}, shape.axis * std::min(shape.inner, Most)) + 1;
+  if (shape.inner == 1)
+    return parallel_ranges(shape.outer, Rows, least, [&](Index first, Index rows) {
+      Index row = first;
+      for (; row + Rows <= first + rows; row += Rows) f(RunningRows<Rows>{row * shape.axis, shape.axis});
+      for (; row < first + rows; ++row) f(RunningRows<1>{row * shape.axis, shape.axis});
+    });
+  parallel_ranges(shape.outer * groups, 1, least, [&](Index first, Index n) {
+    for (Index group = first; group < first + n; ++group) {
+      const Index i = group % groups * Most;
+      f(RunningColumns<Most>{group / groups * shape.axis * shape.inner + i, shape.inner,
+                             std::min(Most, shape.inner - i)});
+    }
+  });
+}
+}  // namespace detail
+
+template <class T>
+void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse, bool accumulate) {
+  detail::for_line_groups<512, 1>(shape, [=](const auto lines) {
+    double sum[decltype(lines)::most];
+    for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
+    for (Index step = 0; step < shape.axis; ++step) {
+      const Index a = reverse ? shape.axis - 1 - step : step;
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        sum[i] += static_cast<double>(x[at]);
+        y[at] = static_cast<T>(sum[i]) + (accumulate ? y[at] : T{0});
+      }
+    }
+  });
+}
+
+template <class T>
+void cumprod(Cpu, AxisShape shape, const T* x, T* y) {
+  detail::for_line_groups<512, 4>(shape, [=](const auto lines) {
+    double product[decltype(lines)::most];
+    for (Index i = 0; i < lines.count; ++i) product[i] = 1;
+    for (Index a = 0; a < shape.axis; ++a)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        product[i] *= static_cast<double>(x[at]);
+        y[at] = static_cast<T>(product[i]);
+      }
+  });
+}
+
+template <class T>
+void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
+  constexpr Index most = 64;
+  if (shape.numel() == 0) return;
+  const ThreadScratch<double> after_of_thread(device, shape.axis * most);
+  detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
+    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    double* after = after_of_thread.data();
+    double sum[most];
+    for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
+    for (Index a = shape.axis; a-- > 0;)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        after[a * most + i] = sum[i] += static_cast<double>(dy[at]);
+        sum[i] *= static_cast<double>(x[at]);
+      }
+    double before[most];
+    for (Index i = 0; i < lines.count; ++i) before[i] = 1;
+    for (Index a = 0; a < shape.axis; ++a)
+      for (Index i = 0; i < lines.count; ++i) {
+        const Index at = lines.at(a, i);
+        dx[at] = static_cast<T>(before[i] * after[a * most + i]) + (accumulate ? dx[at] : T{0});
+        before[i] *= static_cast<double>(x[at]);
+      }
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/cumulative.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
+/// lines are few.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+template <class T>
+struct RunningSum {
+  AxisShape shape;
+  const T* x;
+  T* y;
+  bool reverse, accumulate;
+  __device__ Index place(Index line, Index a) const {
+    const Index o = line / shape.inner;
+    return (o * shape.axis + (reverse ? shape.axis - 1 - a : a)) * shape.inner + (line - o * shape.inner);
+  }
+  __device__ void write(Index at, double sum) const { put(y, at, static_cast<compute_type<T>>(sum), accumulate); }
+  __device__ void operator()(Index line) const {
+    double sum = 0;
+    for (Index a = 0; a < shape.axis; ++a) {
+      const Index at = place(line, a);
+      sum += static_cast<double>(get(x, at));
+      write(at, sum);
+    }
+  }
+};
+
+/// Pieces of `block_threads` numbers, each scanned by doubling (Hillis, Steele 1986), one after the other.
+template <class T>
+__global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> job) {
+  __shared__ double sums[2][block_threads];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (Index line = blockIdx.x; line < lines; line += gridDim.x) {
+    double before = 0;
+    for (Index begin = 0; begin < job.shape.axis; begin += block_threads) {
+      const Index a = begin + thread;
+      const bool inside = a < job.shape.axis;
+      int now = 0;
+      __syncthreads();  // the sums of the piece before have been read
+      sums[0][thread] = inside ? static_cast<double>(get(job.x, job.place(line, a))) : 0;
+      for (int step = 1; step < block_threads; step *= 2) {
+        __syncthreads();
+        sums[1 - now][thread] = sums[now][thread] + (thread >= step ? sums[now][thread - step] : 0);
+        now = 1 - now;
+      }
+      __syncthreads();
+      if (inside) job.write(job.place(line, a), before + sums[now][thread]);
+      before += sums[now][block_threads - 1];
+    }
+  }
+}
+
+/// The place of a line's first element in [outer, axis, inner].
+inline __device__ Index line_begin(const AxisShape& shape, Index line) {
+  const Index o = line / shape.inner;
+  return o * shape.axis * shape.inner + (line - o * shape.inner);
+}
+
+template <class T>
+struct RunningProduct {
+  AxisShape shape;
+  const T* x;
+  T* y;
+  __device__ void operator()(Index line) const {
+    double product = 1;
+    Index at = line_begin(shape, line);
+    for (Index a = 0; a < shape.axis; ++a, at += shape.inner) {
+      product *= static_cast<double>(get(x, at));
+      put(y, at, static_cast<compute_type<T>>(product));
+    }
+  }
+};
+
+/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
+/// which is laid out like x.
+template <class T>
+struct RunningProductGradient {
+  AxisShape shape;
+  const T *x, *dy;
+  T* dx;
+  double* after;
+  bool accumulate;
+  __device__ void operator()(Index line) const {
+    const Index begin = line_begin(shape, line);
+    double sum = 0;
+    for (Index a = shape.axis; a-- > 0;) {
+      const Index at = begin + a * shape.inner;
+      const double rest = a + 1 < shape.axis ? static_cast<double>(get(x, at + shape.inner)) * sum : 0;
+      after[at] = sum = static_cast<double>(get(dy, at)) + rest;
+    }
+    double before = 1;
+    for (Index a = 0; a < shape.axis; ++a) {
+      const Index at = begin + a * shape.inner;
+      const double value = static_cast<double>(get(x, at));
+      put(dx, at, static_cast<compute_type<T>>(before * after[at]), accumulate);
+      before *= value;
+    }
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void cumsum(Cuda device, AxisShape shape, const T* x, T* y, bool reverse = false, bool accumulate = false) {
+  const Index lines = shape.reduced();
+  if (lines == 0 || shape.axis == 0) return;
+  const cuda::RunningSum<T> job{shape, x, y, reverse, accumulate};
+  if (lines >= 4096 || shape.axis <= 32)
+    cuda::for_each(device, "cumsum", lines, job);
+  else
+    cuda::launch(device, "cumsum", cuda::blocks_for(lines, 1), cuda::scan_lines<T>, lines, job);
+}
+
+template <class T>
+void cumprod(Cuda device, AxisShape shape, const T* x, T* y) {
+  cuda::for_each(device, "cumprod", shape.axis == 0 ? 0 : shape.reduced(), cuda::RunningProduct<T>{shape, x, y});
+}
+
+template <class T>
+void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate) {
+  if (shape.numel() == 0) return;
+  const cuda::Scratch<double> after(device, shape.numel());
+  cuda::for_each(device, "cumprod gradient", shape.reduced(),
+                 cuda::RunningProductGradient<T>{shape, x, dy, dx, after.data(), accumulate});
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
+
+namespace chorus {
+
+// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+namespace operations {
+struct CumulativeSum {
+  static constexpr const char* name = "cumsum";
+  static constexpr bool linear = true;
+  Index axis;
+};
+}  // namespace operations
+
+/// Element i along the axis is the sum of x's elements 0 to i.
+template <Operand X>
+auto cumsum(const X& x, Index axis) {
+  const auto input = contiguous(value_of(x));
+  const auto view = detail::around_axis(input.shape(), normalize_axis("cumsum", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::cumsum(input.device(), view, input.data(), out.data());
+  return record(
+      operations::CumulativeSum{axis}, std::move(out),
+      [view](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::cumsum(dy.device(), view, dy.data(), grad.data(), /*reverse=*/true, accumulate);
+      },
+      x);
+}
+
+/// Element i along the axis is the product of x's elements 0 to i.
+template <Operand X>
+auto cumprod(const X& x, Index axis) {
+  const auto input = contiguous(value_of(x));
+  const auto view = detail::around_axis(input.shape(), normalize_axis("cumprod", axis, tensor_of<X>::rank));
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::cumprod(input.device(), view, input.data(), out.data());
+  return record(
+      "cumprod", std::move(out),
+      [view, input = detail::Saved(input)](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
+      },
+      x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 
 // <chorus/ops/distances.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
@@ -14540,6 +16596,61 @@ auto nonzero(const X& x) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 
+// <chorus/optim/adagrad.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+/// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
+
+namespace chorus::optim {
+
+/// Options of Adagrad; defaults are PyTorch's.
+struct AdagradOptions {
+  double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
+};
+
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// added to the gradient.
+template <Device D>
+class Adagrad final : public Optimizer<D> {
+ public:
+  using options_type = AdagradOptions;
+
+  /// Throws UsageError for negative options.
+  explicit Adagrad(std::vector<nn::NamedParameter<D>> parameters, const AdagradOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr, {options.lr_decay, options.eps, options.weight_decay}),
+        options_(options) {
+    check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
+                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::adagrad_step(
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+          static_cast<T*>(range.state[0]),
+          this->scalars(kernels::AdagradScalars{.lr = this->lr_of(range),
+                                                .lr_decay = options_.lr_decay,
+                                                .eps = options_.eps,
+                                                .weight_decay = range.weight_decay(options_.weight_decay),
+                                                .step = range.steps + 1},
+                        range));
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"sum"};
+    return names;
+  }
+
+ private:
+  AdagradOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
+
 // <chorus/optim/averaging.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGING_HPP
@@ -15369,6 +17480,41 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
 /// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
 
+// <chorus/optim/elementwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
+/// Steps of optimizers as element-wise functions, so that they run on every device.
+
+namespace chorus::optim::detail {
+
+/// out[i] = f(in_0[i], in_1[i], ...); `out` may be one of the inputs.
+template <class T, class D, class F, class... In>
+void update(D device, Index count, const F& f, T* out, const In*... in) {
+  kernels::pointwise_forward(device, f, count, std::array<const T*, sizeof...(In)>{in...}, out);
+}
+
+/// keep a + mix b
+struct Mix {
+  double keep = 1, mix = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    using R = math::real_of<S>;
+    return a * R(keep) + b * R(mix);
+  }
+};
+/// keep a + mix b²
+struct MixSquare {
+  double keep = 1, mix = 1;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    using R = math::real_of<S>;
+    return a * R(keep) + b * b * R(mix);
+  }
+};
+
+}  // namespace chorus::optim::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
+
 namespace chorus::optim {
 
 namespace detail {
@@ -15597,6 +17743,120 @@ class Lion final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/optim/rmsprop.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+
+namespace chorus::optim {
+
+/// Options of RmsProp; defaults are PyTorch's.
+struct RmsPropOptions {
+  double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
+  /// Divides by the deviation of the gradient instead of its root mean square.
+  bool centered = false;
+};
+
+namespace detail {
+struct CenteredSquare {
+  double keep, decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& v, const S& g, const S& p) const {
+    using R = math::real_of<S>;
+    const S gradient = g + p * R(decay);
+    return v * R(keep) + gradient * gradient * R(1 - keep);
+  }
+};
+struct CenteredMean {
+  double keep, decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& g, const S& p) const {
+    using R = math::real_of<S>;
+    return a * R(keep) + (g + p * R(decay)) * R(1 - keep);
+  }
+};
+/// keep m + rate (g + decay p) / (sqrt(v - a²) + eps)
+struct CenteredStep {
+  double keep, rate, eps, decay;
+  template <class S>
+  CHORUS_HD S operator()(const S& m, const S& g, const S& p, const S& v, const S& a) const {
+    using R = math::real_of<S>;
+    return m * R(keep) + (g + p * R(decay)) * R(rate) / (sqrt(v - a * a) + R(eps));
+  }
+};
+}  // namespace detail
+
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
+/// the gradient.
+template <Device D>
+class RmsProp final : public Optimizer<D> {
+ public:
+  using options_type = RmsPropOptions;
+
+  /// Throws UsageError for alpha outside of [0, 1) and other negative options.
+  explicit RmsProp(std::vector<nn::NamedParameter<D>> parameters, const RmsPropOptions& options = {})
+      : Optimizer<D>(
+            std::move(parameters), options.lr,
+            {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
+        options_(options) {
+    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
+                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      options.weight_decay, " and ", options.momentum);
+  }
+
+  void step() override {
+    if (options_.centered) return centered_step();
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      kernels::rms_prop_step(
+          this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+          static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+          this->scalars(kernels::RmsPropScalars{.lr = this->lr_of(range),
+                                                .alpha = options_.alpha,
+                                                .eps = options_.eps,
+                                                .weight_decay = range.weight_decay(options_.weight_decay),
+                                                .momentum = options_.momentum},
+                        range));
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view centered[] = {"square_avg", "grad_avg", "momentum"};
+    if (options_.centered) return {centered, options_.momentum > 0 ? std::size_t{3} : std::size_t{2}};
+    static constexpr std::string_view names[] = {"square_avg", "momentum"};
+    return {names, options_.momentum > 0 ? std::size_t{2} : std::size_t{1}};
+  }
+
+ private:
+  void centered_step() {
+    this->refuse_capture("RmsProp (centered)");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const Index n = range.count;
+      const auto p = static_cast<T*>(range.value), v = static_cast<T*>(range.state[0]),
+                 a = static_cast<T*>(range.state[1]), m = static_cast<T*>(range.state[2]);
+      const T *g = static_cast<const T*>(range.grad), *const_p = p, *const_v = v, *const_a = a, *const_m = m;
+      const double decay = range.weight_decay(options_.weight_decay), lr = this->lr_of(range);
+      detail::update(device, n, detail::CenteredSquare{options_.alpha, decay}, v, const_v, g, const_p);
+      detail::update(device, n, detail::CenteredMean{options_.alpha, decay}, a, const_a, g, const_p);
+      if (options_.momentum > 0) {
+        detail::update(device, n, detail::CenteredStep{options_.momentum, 1, options_.eps, decay}, m, const_m, g,
+                       const_p, const_v, const_a);
+        detail::update(device, n, detail::Mix{1, -lr}, p, const_p, const_m);
+      } else {
+        detail::update(device, n, detail::CenteredStep{1, -lr, options_.eps, decay}, p, const_p, g, const_p, const_v,
+                       const_a);
+      }
+    });
+  }
+
+  RmsPropOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
@@ -34034,6 +36294,93 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 /// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
 /// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
 
+// <chorus/train/log_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+/// A file that a log appends to while training goes on.
+
+namespace chorus::detail {
+
+class LogFile {
+ public:
+  enum class Sharing { may_be_shared, alone };
+
+  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
+  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
+  /// for messages, lives on. Throws FileError, as all calls do.
+  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
+  explicit operator bool() const { return file_ != nullptr; }
+
+  void write(std::string_view bytes);
+  void flush();
+  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  void clear();
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+      std::fclose(file);
+    }
+  };
+  [[noreturn]] void write_failed() const;
+
+  const char* log_;
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/train/log_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+/// How a line gets into a file whole.
+
+namespace chorus::detail {
+
+CHORUS_INLINE LogFile::LogFile(const char* log, std::string path, Sharing sharing) : log_(log), path_(std::move(path)) {
+  if (path_.empty()) return;
+  const bool alone = sharing == Sharing::alone;
+  file_.reset(open_to_write(path_.c_str(), alone));
+  if (file_ == nullptr) write_failed();
+  struct stat facts {};
+  if (!alone || ::fstat(::fileno(file_.get()), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
+  const bool taken = ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  check<FileError>(!taken, log_, ": cannot write '", printable(path_, 4096), "': another program is writing it");
+}
+
+CHORUS_INLINE void LogFile::write(std::string_view bytes) {
+  if (file_ == nullptr) return;
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
+}
+
+CHORUS_INLINE void LogFile::flush() {
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
+}
+
+CHORUS_INLINE void LogFile::clear() {
+  struct stat own {}, there {};
+  const int file = ::fileno(file_.get());
+  if (::fstat(file, &own) != 0 || !S_ISREG(own.st_mode)) return;
+  if (::stat(path_.c_str(), &there) != 0 || there.st_dev != own.st_dev || there.st_ino != own.st_ino)
+    *this = LogFile(log_, std::string(path_), Sharing::alone);
+  if (::ftruncate(::fileno(file_.get()), 0) != 0) write_failed();
+}
+
+CHORUS_INLINE void LogFile::write_failed() const {
+  fail<FileError>(log_, ": cannot write '", printable(path_, 4096), "': ", std::strerror(errno));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -34586,6 +36933,48 @@ CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
 #define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
 /// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
 /// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+// <chorus/train/log_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+/// A file that a log appends to while training goes on.
+
+namespace chorus::detail {
+
+class LogFile {
+ public:
+  enum class Sharing { may_be_shared, alone };
+
+  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
+  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
+  /// for messages, lives on. Throws FileError, as all calls do.
+  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
+  explicit operator bool() const { return file_ != nullptr; }
+
+  void write(std::string_view bytes);
+  void flush();
+  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  void clear();
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+      std::fclose(file);
+    }
+  };
+  [[noreturn]] void write_failed() const;
+
+  const char* log_;
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 
 namespace chorus {
 
@@ -35641,6 +38030,285 @@ inline std::string advice_text(const Trace& trace) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TRACE_ADVICE_HPP
+
+// <chorus/train/metrics.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
+/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
+
+// <chorus/train/summary_writer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+
+namespace chorus {
+
+namespace detail {
+
+/// An integer's bytes, the lowest first.
+template <class Integer>
+std::string little_endian(Integer number) {
+  std::string bytes;
+  for (std::size_t i = 0; i < sizeof number; ++i) bytes += static_cast<char>(number >> (8 * i));
+  return bytes;
+}
+
+/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
+/// number and type, then its value.
+class ProtoMessage {
+ public:
+  ProtoMessage& varint(int field, std::uint64_t number);
+  ProtoMessage& number(int field, double value);
+  ProtoMessage& number(int field, float value);
+  ProtoMessage& text(int field, std::string_view text);
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void begin_field(int field, unsigned type) { append_varint(static_cast<std::uint64_t>(field) << 3 | type); }
+  void append_varint(std::uint64_t number);
+
+  std::string bytes_;
+};
+
+/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+std::uint32_t masked_crc32c(std::string_view bytes);
+
+}  // namespace detail
+
+/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
+/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+class SummaryWriter {
+ public:
+  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
+  /// Throws FileError, as all calls do.
+  explicit SummaryWriter(const std::string& log_dir);
+
+  /// A point of the curve `tag`: "loss/train".
+  void add_scalar(std::string_view tag, double value, std::int64_t global_step);
+  /// What was added is on disk when this returns.
+  void flush() { file_.flush(); }
+
+ private:
+  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  static std::string path_in(const std::string& log_dir);
+  /// Seconds since 1970.
+  static double now();
+
+  void write(const detail::ProtoMessage& event);
+
+  detail::LogFile file_;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/train/summary_writer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+/// How events are written as TensorBoard reads them.
+
+namespace chorus::detail {
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::varint(int field, std::uint64_t number) {
+  begin_field(field, 0);
+  append_varint(number);
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::number(int field, double value) {
+  begin_field(field, 1);
+  bytes_ += little_endian(std::bit_cast<std::uint64_t>(value));
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::number(int field, float value) {
+  begin_field(field, 5);
+  bytes_ += little_endian(std::bit_cast<std::uint32_t>(value));
+  return *this;
+}
+
+CHORUS_INLINE ProtoMessage& ProtoMessage::text(int field, std::string_view text) {
+  begin_field(field, 2);
+  append_varint(text.size());
+  bytes_ += text;
+  return *this;
+}
+
+CHORUS_INLINE void ProtoMessage::append_varint(std::uint64_t number) {
+  for (; number >= 128; number >>= 7) bytes_ += static_cast<char>(number | 128);
+  bytes_ += static_cast<char>(number);
+}
+
+CHORUS_INLINE std::uint32_t masked_crc32c(std::string_view bytes) {
+  std::uint32_t crc = ~0u;
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE SummaryWriter::SummaryWriter(const std::string& log_dir) : file_("SummaryWriter", path_in(log_dir)) {
+  if (file_) write(detail::ProtoMessage().number(1, now()).text(3, "brain.Event:2"));
+}
+
+CHORUS_INLINE void SummaryWriter::add_scalar(std::string_view tag, double value, std::int64_t global_step) {
+  if (!file_) return;
+  const auto point = detail::ProtoMessage().text(1, tag).number(2, static_cast<float>(value));
+  write(detail::ProtoMessage()
+            .number(1, now())
+            .varint(2, static_cast<std::uint64_t>(global_step))
+            .text(5, detail::ProtoMessage().text(1, point.bytes()).bytes()));
+}
+
+CHORUS_INLINE std::string SummaryWriter::path_in(const std::string& log_dir) {
+  if (log_dir.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(log_dir, error);
+  check<FileError>(!error, "SummaryWriter: cannot make the folder '", log_dir, "': ", error.message());
+  char host[256] = "host";
+  gethostname(host, sizeof host - 1);
+  static std::atomic<int> files{0};
+  return cat(log_dir, "/events.out.tfevents.", static_cast<std::int64_t>(now()), ".", host, ".", getpid(), ".",
+             files++);
+}
+
+CHORUS_INLINE double SummaryWriter::now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+CHORUS_INLINE void SummaryWriter::write(const detail::ProtoMessage& event) {
+  const auto length = detail::little_endian(static_cast<std::uint64_t>(event.bytes().size()));
+  file_.write(length + detail::little_endian(detail::masked_crc32c(length)) + event.bytes() +
+              detail::little_endian(detail::masked_crc32c(event.bytes())));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
+
+namespace chorus {
+
+/// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
+struct RunSummary {
+  std::string policy = {};
+  int devices = 1;
+  /// Left out where there are none.
+  int canonical_shares = 0;
+  double samples_per_second = 0;
+  std::vector<std::uint64_t> bytes_sent_per_device = {};
+  std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
+  /// Left out where it is empty.
+  std::string parameters_sha256 = {};
+};
+
+/// Where a run's events go; an empty path: not there.
+struct MetricsFiles {
+  std::string json_lines = {};   ///< all of them, a line each
+  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+};
+
+/// Writes the events of a run to files. As JSON lines:
+///
+///     {"event":"step","step":0,"loss":2.3}
+///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
+///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
+///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
+///
+/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
+/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+class MetricsLog {
+ public:
+  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  explicit MetricsLog(const MetricsFiles& files);
+  /// JSON lines alone.
+  explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
+
+  /// The loss of a training step, counted from 0 over the whole run.
+  void step(Index step, double loss);
+
+  /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
+  void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
+
+  /// The last line.
+  void done(const RunSummary& run);
+
+ private:
+  void write(const detail::JsonObject& event);
+  void flush();
+
+  detail::LogFile json_lines_, csv_;
+  SummaryWriter curves_;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/train/metrics_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+/// How metrics become lines of JSON, and TensorBoard's events.
+
+namespace chorus {
+
+CHORUS_INLINE MetricsLog::MetricsLog(const MetricsFiles& files)
+    : json_lines_("metrics", files.json_lines), csv_("metrics", files.csv), curves_(files.tensorboard) {
+  csv_.write("epoch,train_loss,test_accuracy,seconds\n");
+}
+
+CHORUS_INLINE void MetricsLog::step(Index step, double loss) {
+  write(detail::JsonObject().field("event", "step").field("step", step).field("loss", loss));
+  curves_.add_scalar("loss/step", loss, step);
+}
+
+CHORUS_INLINE void MetricsLog::epoch(int epoch, double train_loss, double test_accuracy, double seconds) {
+  write(detail::JsonObject()
+            .field("event", "epoch")
+            .field("epoch", epoch)
+            .field("train_loss", train_loss)
+            .field("test_accuracy", test_accuracy)
+            .field("seconds", seconds));
+  csv_.write(cat(epoch, ',', train_loss, ',', test_accuracy, ',', seconds, '\n'));
+  curves_.add_scalar("loss/train", train_loss, epoch);
+  curves_.add_scalar("accuracy/test", test_accuracy, epoch);
+  flush();
+}
+
+CHORUS_INLINE void MetricsLog::done(const RunSummary& run) {
+  detail::JsonObject line;
+  line.field("event", "done").field("policy", run.policy).field("devices", run.devices);
+  if (run.canonical_shares > 0) line.field("canonical_shares", run.canonical_shares);
+  line.field("samples_per_second", run.samples_per_second)
+      .field("bytes_sent_per_device", run.bytes_sent_per_device)
+      .field("peak_memory_bytes_per_device", run.peak_memory_bytes_per_device);
+  if (!run.parameters_sha256.empty()) line.field("parameters_sha256", run.parameters_sha256);
+  write(line);
+  flush();
+}
+
+CHORUS_INLINE void MetricsLog::write(const detail::JsonObject& event) {
+  if (json_lines_) json_lines_.write(event.str() + '\n');
+}
+
+CHORUS_INLINE void MetricsLog::flush() {
+  json_lines_.flush();
+  csv_.flush();
+  curves_.flush();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 
 #if CHORUS_USE_CUDA
 // <chorus/data/cuda/device_loader.hpp>

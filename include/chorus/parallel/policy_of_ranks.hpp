@@ -344,7 +344,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class Call>
   auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
-    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training()) check_evaluates_rank_0s();
+    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
+      check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
     return forward(!joining_, call);
   }

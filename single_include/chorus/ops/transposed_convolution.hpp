@@ -1,2 +1,2 @@
 #pragma once
-#include <chorus/chorus.hpp>
+#include <chorus/all.hpp>

@@ -89,14 +89,10 @@ TEST_CASE("join: buffers come from a rank that still trains, and end the same on
   CHECK(test::numbers_in(text).back() == 5);  // rank 2's
 }
 
-/// Buffers of all ranks behind a join of 1, 3 and 5 batches and a pass with all: they must agree. `averages`: by a
-/// hook.
-std::string buffers_after_join(bool averages) {
+/// Buffers of all ranks behind a join of 1, 3 and 5 batches and a pass with all: they must agree.
+std::string buffers_after_join(bool broadcast) {
   return common_text(3, [&](const World& world) {
-    Distributed<test::Normed<Cpu>> rank(world, {.broadcast_buffers = averages});
-    if (averages)
-      rank.net.register_buffer_comm_hook(
-          [](auto buffers, auto& communicator) { test::average_buffers(buffers, communicator); });
+    Distributed<test::Normed<Cpu>> rank(world, {.broadcast_buffers = broadcast});
     const auto pass = [&](int key) {
       mean(square(rank.net(numbers(4, 5, static_cast<std::uint32_t>(key))))).backward();
     };
@@ -109,7 +105,7 @@ std::string buffers_after_join(bool averages) {
   });
 }
 
-TEST_CASE("join: with a hook that averages buffers, which ranks that have ended don't call") {
+TEST_CASE("join: with broadcast_buffers all have those of one rank") {
   CHECK(test::numbers_in(buffers_after_join(true)).size() == 3);
 }
 TEST_CASE("join: without broadcast_buffers all take those of a rank that went on longest") {

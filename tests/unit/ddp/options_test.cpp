@@ -205,71 +205,45 @@ TEST_CASE("ddp options: without broadcast_buffers each rank keeps its own") {
   CHECK(texts[0] != texts[1]);
 }
 
-TEST_CASE("ddp options: a hook that averages the ranks' buffers takes the broadcast's place") {
+/// Before each pass that averages gradients all ranks take the means of their buffers.
+template <class Net>
+struct AverageBuffers final : ddp::Extension<Cpu> {
+  Net& net;
+  explicit AverageBuffers(Net& of) : net(of) {}
+  void forward_begins(ddp::ForwardPass& pass) override { averages = pass.sync && net.training(); }
+  void ready_for_forward() override {
+    if (averages) test::average_buffers(nn::named_buffers<Cpu>(net.module()), net.communicator());
+  }
+  bool averages = false;
+};
+
+TEST_CASE("ddp options: an extension that averages the ranks' buffers") {
   using Model = test::Normed<Cpu>;
   const auto set = [](auto& net, double value) {
     std::fill_n(net.module().norm.running_mean.value().data(), 3, value);
   };
   const auto run = [&](const World& world) {
-    Distributed<Model> rank(world);
+    Distributed<Model> rank(world, {.broadcast_buffers = false});
     auto& net = rank.net;
-    int calls = 0;
-    net.register_buffer_comm_hook([&](auto buffers, auto& communicator) {
-      ++calls;
-      test::average_buffers(buffers, communicator);
-    });
+    net.extend(std::make_unique<AverageBuffers<std::remove_reference_t<decltype(net)>>>(net));
     set(net, world.rank);
     net(numbers(4, 5, 1));  // the same batch on all ranks
     const auto averaged = net.module().norm.running_mean.value().to_vector();
-    set(net, world.rank);
     {
       const auto quiet = net.no_sync();
       net(numbers(4, 5, 1));
     }
-    net.eval();
-    net(numbers(4, 5, 1));
-    net.train();
-    net.register_buffer_comm_hook({});
-    set(net, world.rank + 0.5);
-    net(numbers(4, 5, 1));
-    const auto first = net.module().norm.running_mean.value().to_vector();
-    return cat(calls, " ", test::text_of(averaged), test::text_of(first));
+    return test::text_of(averaged) + test::text_of(net.module().norm.running_mean.value().to_vector());
   };
   const auto got = test::numbers_in(common_text(3, run));
   SingleDevice<Model> single{make<Model>(), 3};
-  std::vector<double> expected{2};               // before the pass that averages, and in eval
-  for (const double mean_before : {1.0, 0.5}) {  // of ranks 0, 1 and 2; rank 0's
-    set(single, mean_before);
+  set(single, 1.0);  // the mean of 0, 1 and 2
+  std::vector<double> expected;
+  for (int pass = 0; pass < 2; ++pass) {
     single(numbers(4, 5, 1));
     for (const double value : single.module().norm.running_mean.value().to_vector()) expected.push_back(value);
   }
   CHECK(distance(got, expected) < rounding);
-}
-
-TEST_CASE("ddp options: a buffer hook behind forward, so that statistics are the same before backward") {
-  const auto means = [](BufferCommHookLocation location) {
-    return Ranks(2,
-                 [&](const World& world) {
-                   Distributed<test::Normed<Cpu>> rank(world);
-                   std::string seen;
-                   rank.net.register_buffer_comm_hook(
-                       [&](auto buffers, auto& communicator) {
-                         seen += cat(rank.net.forward_passes());
-                         test::average_buffers(buffers, communicator);
-                       },
-                       location);
-                   const auto loss = mean(square(rank.net(numbers(4, 5, static_cast<std::uint32_t>(world.rank)))));
-                   const auto text = test::text_of(rank.net.module().norm.running_mean.value().to_vector());
-                   loss.backward();
-                   return seen + "|" + text;
-                 })
-        .texts();
-  };
-  const auto before = means(BufferCommHookLocation::pre_forward), after = means(BufferCommHookLocation::post_forward);
-  CHECK(before[0] != before[1]);
-  CHECK(before[0].starts_with("0|"));
-  CHECK(after[0] == after[1]);
-  CHECK(after[0].starts_with("1|"));
 }
 
 }  // namespace ddp_options_test

@@ -109,7 +109,4 @@ struct DistributedDataParallelOptions {
   }
 };
 
-/// When a buffer hook is called: see DistributedDataParallel::register_buffer_comm_hook.
-enum class BufferCommHookLocation { pre_forward, post_forward };
-
 }  // namespace chorus

@@ -53,20 +53,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
     return judge == nullptr ? 0 : judge->skipped_steps();
   }
-  /// Has `share(buffers, communicator)` called before, or after, each forward pass that averages gradients, of a model
-  /// of which a layer is in training, by all ranks, instead of sending rank 0's buffers to all: to average running
-  /// statistics, say. Under `join` they come from one rank as ever. With nothing, `broadcast_buffers` holds again.
-  void register_buffer_comm_hook(
-      std::function<void(std::span<const nn::NamedBuffer<D>> buffers, Communicator& communicator)> share,
-      BufferCommHookLocation location = BufferCommHookLocation::pre_forward) {
-    this->template find<BufferSharing<D, Communicator>>()->set_hook(std::move(share), location);
-  }
   /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
 
  protected:
-  [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator, const DistributedDataParallelOptions& options,
-                    std::uint64_t seed, Hook hook)
+  [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator,
+                                  const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
       : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
         calls_{std::move(hook)} {}
@@ -74,13 +66,13 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   [[gnu::cold]] void install() {
     const auto& options = Core::options;
     this->sums = this->bucket_sums(core(), std::is_same_v<Hook, AllReduce>);
+    std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
                       options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
     if (this->communicator_.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
-    std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
@@ -143,10 +135,10 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   /// Under a hook that lets ranks have different parameters they take the average.
   void bring_together() override {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    if (this->buffers_apart_) this->template find<BufferSharing<D, Communicator>>()->share_now();
+    if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
     this->buffers_apart_ = false;
   }
-  bool shares_buffers() const override { return this->template find<BufferSharing<D, Communicator>>()->shares(); }
+  bool shares_buffers() const override { return Core::options.broadcast_buffers; }
 
   HookCalls<D, Hook, Communicator> calls_;
 
@@ -161,12 +153,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     add<FrozenParameters>();
     add<Clock>();
     add<SeveralNets>(this->operators_send_);
-    add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
-        .trains = [this] { return this->buffers_apart_ || this->any_training(); },
-        .joining = [this] { return this->joining_; },
-        .broadcast = [this](int root) { this->broadcast_buffers(root); },
-        .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = this->whole_passes_});
+    if (!this->buffers_.empty() && options.broadcast_buffers)
+      add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
+          .trains = [this] { return this->buffers_apart_ || this->any_training(); },
+          .joining = [this] { return this->joining_; },
+          .broadcast = [this](int root) { this->broadcast_buffers(root); },
+          .after_forward = this->whole_passes_});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)
