@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chorus/chorus.hpp>
 #include <chorus/io/parameters_hash.hpp>
+#include <chorus/nn/summary.hpp>
+#include <chorus/train/metrics.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
