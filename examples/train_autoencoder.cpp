@@ -89,7 +89,9 @@ int main(int argc, char** argv) {
   if (const auto status = parse(app, argc, argv, options)) return *status;
 
   using Fsdp = ch::FullyShardedDataParallel<Autoencoder<ch::Cpu>>;
-  return launch<Autoencoder<ch::Cpu>, Fsdp>(argc, argv, options, [&]<class Net>(ch::Run& run) {
+  using Cut = ch::SameBits<Autoencoder<ch::Cpu>>;  // --canonical-shares
+  return launch<Autoencoder<ch::Cpu>, Fsdp, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
+                ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const auto dataset = [&](ch::data::Split split, ch::Index count) -> ch::data::ImageDataset {
       if (data != "synthetic") return ch::data::open_images(data, split);
       return ch::data::SyntheticImages{count, options.seed, split};

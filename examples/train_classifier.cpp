@@ -149,6 +149,9 @@ int main(int argc, char** argv) {
   if (const auto status = parse(app, argc, argv, options)) return *status;
   if (options.qat) return train_quantized(argc, argv, options);
   using Mesh = ch::Mesh<Model, ch::mesh::Data<ch::mesh::dynamic>, ch::mesh::Tensor<ch::mesh::dynamic>>;
-  return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>, Mesh>(
+  using Cut = ch::SameBits<Model>;  // --canonical-shares
+  return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>, Mesh,
+                ch::SingleDevice<Cut>, ch::DataParallel<Cut>, ch::DistributedDataParallel<Cut>,
+                ch::ParameterServer<Cut>>(
       argc, argv, options, [&]<class Net>(ch::Run& run) { train<Net>(run, options); });
 }

@@ -56,16 +56,13 @@ inline ch::data::LoaderOptions loading(const Options& options) {
   return loading;
 }
 
-/// The policy around the model, with its options: DDP has buckets beside those of all, and LocalSgd has none.
+/// The policy around the model, with its options: DDP has buckets beside those of all.
 template <class Net>
 Net make_net(typename Net::model_type model, ch::Run& run, const Options& options) {
-  if constexpr (std::is_same_v<Net, ch::DistributedDataParallel<typename Net::model_type>>)
-    return Net{std::move(model), run,
+  if constexpr (std::string_view(Net::name) == "ddp")
+    return Net{model_for<Net>(std::move(model), options), run,
                ch::DistributedDataParallelOptions{.first_bucket_cap_mb = options.bucket_cap_mb,
-                                                  .bucket_cap_mb = options.bucket_cap_mb,
-                                                  .canonical_shares = options.canonical_shares}};
-  else if constexpr (std::string_view(Net::name) == "local_sgd")
-    return Net{std::move(model), run};
+                                                  .bucket_cap_mb = options.bucket_cap_mb}};
   else
     return net_around<Net>(std::move(model), run, options);
 }

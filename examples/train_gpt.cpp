@@ -136,7 +136,9 @@ int main(int argc, char** argv) {
   using Model = Gpt<ch::Cpu>;
   constexpr int dynamic = ch::mesh::dynamic;
   using Mesh = ch::Mesh<Model, ch::mesh::Pipe<dynamic>, ch::mesh::Data<dynamic>, ch::mesh::Tensor<dynamic>>;
-  return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh>(argc, argv, options, [&]<class Net>(ch::Run& run) {
+  using Cut = ch::SameBits<Model>;  // --canonical-shares
+  return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
+                ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     ch::check<ch::UsageError>(size.width % size.heads == 0, "--heads ", size.heads, " do not divide --width ",
                               size.width);
     const Text text = read_text(data, options.seed);

@@ -74,7 +74,9 @@ int main(int argc, char** argv) {
 
   using Model = LanguageModel<ch::Cpu>;
   using Fsdp = ch::FullyShardedDataParallel<Model>;
-  return launch<Model, Fsdp>(argc, argv, options, [&]<class Net>(ch::Run& run) {
+  using Cut = ch::SameBits<Model>;  // --canonical-shares
+  return launch<Model, Fsdp, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
+                ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const Text text = read_text(data, options.seed);
     auto own = size;
     own.letters = text.letters();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
-#include <chorus/core/share_tree.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chrono>
 #include <cstdint>
@@ -137,9 +136,13 @@ int shares_of_batch(const Net& net) {
 template <class Net>
 chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, int i) {
   const auto devices = static_cast<std::size_t>(shares_of_batch(net));
-  const auto shares = net.canonical_shares() > 0 ? static_cast<std::size_t>(net.canonical_shares()) : devices;
-  const auto own = chorus::shares_of_device(shares, devices, static_cast<std::size_t>(i));
-  return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
+  auto shares = devices;
+  if constexpr (in_shares<Net>) shares = static_cast<std::size_t>(net.canonical_shares());
+  const auto begin = [&](int device) {  // of its first sample
+    const auto share = chorus::share_begin(static_cast<int>(shares), devices, static_cast<std::size_t>(device));
+    return chorus::share_begin(options.batch, shares, static_cast<std::size_t>(share));
+  };
+  return begin(i + 1) - begin(i);
 }
 
 /// A fingerprint of the net's parameters; empty where the program was built without OpenSSL. All ranks call it.
@@ -155,7 +158,7 @@ template <class Net>
 chorus::RunSummary run_summary(Net& net, const TrainingOptions& options, double samples, double seconds) {
   return {.policy = options.policy,
           .devices = net.devices(),
-          .canonical_shares = net.canonical_shares(),
+          .canonical_shares = options.canonical_shares,
           .samples_per_second = seconds > 0 ? samples / seconds : 0,
           .bytes_sent_per_device = per_device(net, [&](int i) { return chorus::trace::bytes_sent(chorus::trace_place(net, i)); }),
           .peak_memory_bytes_per_device =
@@ -212,9 +215,9 @@ class Training {
     if (!talks_) return;
     const chorus::Index least = samples_of_device(net, options, shares_of_batch(net) - 1),
                         most = samples_of_device(net, options, 0);
-    if (net.canonical_shares() > 0)
+    if (options.canonical_shares > 0)
       std::printf("%td samples in %d canonical shares: each of %d devices has %td to %td\n\n", options.batch,
-                  net.canonical_shares(), net.devices(), least, most);
+                  options.canonical_shares, net.devices(), least, most);
     else if (least != most)
       std::printf("%td samples on %d devices: each has %td or %td, and its gradient counts by them\n\n", options.batch,
                   shares_of_batch(net), least, most);

@@ -6,6 +6,7 @@
 #include <chorus/chorus.hpp>
 #include <chorus/launch/variables.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
+#include <chorus/same_bits.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -135,7 +136,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
          "cut each batch into this number of shares, on any number of devices up to it, and sum over samples in "
          "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or fsdp "
          "(default: one share for each device, summed in the fastest order)")
-      ->transform(in_range(1, chorus::most_canonical_shares));
+      ->transform(in_range(1, chorus::most_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
       ->transform(in_range(0, 1 << 20))
       ->capture_default_str();
@@ -220,15 +221,26 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   return std::nullopt;
 }
 
+/// Whether a policy cuts batches into canonical shares.
+template <class Net>
+constexpr bool in_shares = requires(const Net& net) { net.canonical_shares(); };
+
+/// What the policy takes: the model, or SameBits of it.
+template <class Net>
+auto model_for(typename Net::model_type model, const TrainingOptions& options) {
+  if constexpr (in_shares<Net>)
+    return chorus::SameBits{std::move(model), options.canonical_shares};
+  else
+    return model;
+}
+
 /// The policy around the model, as the options say.
 template <class Net>
 Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingOptions& options) {
-  if constexpr (std::is_same_v<Net, chorus::FullyShardedDataParallel<typename Net::model_type>>)
-    return Net{std::move(model), run};  // which has no canonical shares
-  else if constexpr (std::string_view(Net::name) == "mesh")
+  if constexpr (std::string_view(Net::name) == "mesh")
     return Net{std::move(model), run, {.sizes = *mesh_of(options.policy)}};
   else
-    return Net{std::move(model), run, {.canonical_shares = options.canonical_shares}};
+    return Net{model_for<Net>(std::move(model), options), run};
 }
 
 /// Calls `body.template operator()<Net>(run)` with the policy that the options name around the model; `More` are
@@ -250,7 +262,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
   if (!options.all_reduce.empty()) launching.all_reduce = chorus::comm::all_reduce_of(options.all_reduce);
   int status = 1;
   const auto launch_if_named = [&]<class Net>() {
-    if (!is_named<Net>(options.policy)) return;
+    if (!is_named<Net>(options.policy) || in_shares<Net> != (options.canonical_shares > 0)) return;
     std::optional<AdviceTrace> advice;
     try {
       if (options.advise && advice.emplace(options.trace, Net::distributed).is_own())

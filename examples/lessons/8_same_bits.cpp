@@ -9,10 +9,11 @@
 /// policies send less: one sum for shares that are a node of the tree.)
 
 #include <bit>
+#include <chorus/same_bits.hpp>
 
 #include "toy.hpp"
 
-using Policy = ch::DistributedDataParallel<Model>;
+using Policy = ch::DistributedDataParallel<ch::SameBits<Model, 6>>;
 using Rows = std::vector<std::vector<float>>;
 
 /// Adds rows [begin, end) up into the first, as the tree does: as many to the left as a power of two can be.
@@ -28,7 +29,7 @@ void add_up(Rows& rows, std::size_t begin, std::size_t end) {
 void train(ch::Run& run, Model& model, std::size_t shares) {
   auto& ranks = run.communicator();
   const auto n = static_cast<std::size_t>(ranks.size());
-  const auto mine = ch::shares_of_device(shares, n, static_cast<std::size_t>(ranks.rank()));  // [begin, end)
+  const auto mine = ch::same_bits::shares_of_device(shares, n, static_cast<std::size_t>(ranks.rank()));
   Data data{run.seed(), ranks.rank(), ranks.size(), static_cast<int>(shares)};
   const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
   ch::optim::Sgd optimizer{parameters, sgd};
@@ -76,7 +77,7 @@ int main(int argc, char** argv) {
       if (run.is_main()) std::printf("the sum in shares, %u of them: %.8g\n", shares, double{sums[0][0]});
     }
     Model model, plain = ch::nn::copy_of(model);
-    Policy net{ch::nn::copy_of(model), run, {.canonical_shares = 6}};  // for the comparison at the end
+    Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
     train(run, plain, static_cast<std::size_t>(run.devices()));  // a share for each device, as in lesson 3
     train(run, model, 6);
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};

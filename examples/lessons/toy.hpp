@@ -39,7 +39,7 @@ class Data {
       : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
         loader_{images_,
                 ch::data::Sampler(1000,
-                                  {.rank = rank, .world_size = ranks, .seed = seed, .canonical_shares = shares}),
+                                  {.rank = rank, .world_size = ranks, .seed = seed, .shares = shares}),
                 {.batch = 33}} {}
 
   /// `for (auto& [images, labels] : data.epoch(e))`: the samples come in another order in each epoch.

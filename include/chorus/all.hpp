@@ -99,6 +99,7 @@
 #include <chorus/parallel/tensor/shared_layers.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/quantization.hpp>
+#include <chorus/same_bits.hpp>
 #include <chorus/train/advice.hpp>
 #include <chorus/train/trace_facts.hpp>
 #include <chorus/train/trace_reader.hpp>

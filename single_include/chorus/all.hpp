@@ -5038,13 +5038,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -5053,7 +5053,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` as far as the file goes; returns the number of bytes.
+  /// Fills `to` up to the end of the file; returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> to);
 
  private:
@@ -5070,7 +5070,7 @@ class InputFile {
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path where it can't be read.
+/// All of a file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -5091,11 +5091,11 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of the tokens that follow each
-/// in it; in a batch both are [samples, window].
+/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// batch both are [samples, window].
 class TokenWindows {
  public:
-  /// Throws UsageError where the window is below 1.
+  /// Throws UsageError if the window is below 1.
   TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
     check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
   }
@@ -5120,12 +5120,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
-  /// What an empty value is as a number; without one it is an error.
+  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
+  /// The number for an empty value. Without it an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table that read_csv has read: as many values in each row.
+/// A table from read_csv: each row has the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -5133,8 +5133,8 @@ class CsvTable {
   Index rows() const { return static_cast<Index>(lines_.size()); }
   const std::vector<std::string>& names() const { return names_; }
 
-  /// Columns as numbers: [rows, columns]. Throws UsageError for a column that is not there, and FileError with the
-  /// line for a value that is no number of type T.
+  /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
+  /// value that is no number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -5149,7 +5149,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as it stands. Throws UsageError where it is not there.
+  /// A column as texts. Throws UsageError if it is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -5207,7 +5207,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may go over several.
+  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -5246,11 +5246,11 @@ class CsvTable {
   std::string path_;
   CsvOptions options_;
   std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // in which each row begins
+  std::vector<Index> lines_;                 // the line in which each row begins
 };
 
 /// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError, with the line, where a row has another number of values than the first, or a quote has no end.
+/// FileError with the line if a row has another number of values than the first, or a quote has no end.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data
@@ -5259,13 +5259,13 @@ inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}
 // <chorus/data/datasets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
-/// Datasets of what is in memory, and parts and unions of datasets.
+/// Datasets in memory, and parts and unions of datasets.
 
 namespace chorus::data {
 
 namespace detail {
 
-/// A dataset that was given as a name, which then must live on, or as a temporary, which is kept.
+/// A dataset with a name, which must live on, or a temporary, which is kept.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -5285,12 +5285,12 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, as PyTorch's TensorDataset: sample i is the tuple of what each has at i along its first axis, a
-/// tensor of one axis less, or a number.
+/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
+/// a tensor of one axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
-  /// Throws ShapeError where the tensors' first axes differ.
+  /// Throws ShapeError if the tensors' first axes differ.
   explicit TensorDataset(Xs... tensors) : tensors_(std::move(tensors)...), size_(std::get<0>(tensors_).size(0)) {
     static_assert(((Xs::rank > 0) && ...), "TensorDataset: samples lie along the first axis");
     const auto same = [&](const auto& x) {
@@ -5329,7 +5329,7 @@ class VectorDataset {
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError where an index is none of the dataset's.
+  /// Throws UsageError if an index is none of the dataset's.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -5370,7 +5370,7 @@ Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError where images have
+  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
   /// several shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
@@ -5399,7 +5399,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// The first one's, for all.
+  /// That of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -5436,7 +5436,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths, or, where these are fractions that add up to 1, for their parts of `size`.
+/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -5466,9 +5466,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Parts of a dataset that have no sample in common, drawn at random: `random_split(all, {0.8, 0.2}, run.seed())`, or
-/// with numbers of samples, `{800, 200}`. The same for one seed, on all ranks and under every policy. Throws UsageError
-/// where the lengths don't add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
+/// add up. A dataset with a name must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {
@@ -5497,7 +5497,7 @@ requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib where the build has it.
+/// Files compressed with gzip, through zlib if the build has it.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -5507,8 +5507,8 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
+/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
+/// arrived, not with the number in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
@@ -5520,7 +5520,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+/// Decompresses a file in order. It never makes more bytes than the caller asks for.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -5533,10 +5533,10 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
   /// short.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
@@ -5554,7 +5554,7 @@ class GzipFile {
     return done;
   }
 
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  /// True if the file has nothing but the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -5577,7 +5577,7 @@ class GzipFile {
 
 #else
 
-/// Stands in where the build has no zlib: throws FileError.
+/// For builds without zlib: throws FileError.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) {
@@ -5609,7 +5609,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit; a compressed one only sets a limit, and its end is looked at after
+// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -5617,7 +5617,7 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there.
+/// Reads `count` values, or fewer at the end of the file.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
@@ -5650,7 +5650,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // Above 2^32 values no file fits, and a product of two 32-bit factors can't wrap.
+    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -5666,9 +5666,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
-/// what its header says.
+/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
+/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
+/// in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -5680,12 +5680,12 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
-/// Opens a folder of images, whichever of the known datasets it holds.
+/// Opens a folder of images of any known dataset.
 
 namespace chorus::data {
 
-/// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
-/// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
+/// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
+/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
@@ -5704,24 +5704,24 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 // <chorus/data/weighted_sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
-/// A sampler that draws samples by weights: rare classes more often, say.
+/// A sampler that draws samples by weights, for example rare classes more often.
 
 namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
+  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
   bool replacement = true;  ///< a sample may come several times in an epoch
 };
 
-/// An epoch of samples drawn with probabilities that are proportional to `weights`, as PyTorch's
-/// WeightedRandomSampler: `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`.
-/// The order depends on seed, epoch and weights alone, and is shared out as the other sampler's order would be: any
-/// number of ranks under any policy sees the same global batches, provided that all have the same weights.
+/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
+/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
+/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
+/// same global batches if all have the same weights.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other ones, or where fewer than num_samples are
-  /// above 0 and none may come twice.
+  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// above 0 and no sample may repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
@@ -7816,13 +7816,22 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   return value;
 }
 
+/// How many shares a net cuts each batch into, where that is not by its ranks or devices; else 0.
+template <class Net>
+int shares_of(const Net& net) {
+  if constexpr (requires { net.canonical_shares(); })
+    return net.canonical_shares();
+  else
+    return 0;
+}
+
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
 /// Throws UsageError where the net adds up over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // that of a run without any has not
-  const auto of_run = has ? number_in(file, canonical_shares_key, most_canonical_shares) : 0;
+  const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
   check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
                     of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
                     ": sums over samples would be rounded in another way than in either run; io::load takes the model "
@@ -7886,7 +7895,7 @@ template <class Net, class StepIn>
                         ": expected the run's seed, ", printable(seed->second),
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
-  check_same_shares(*file, net.canonical_shares());
+  check_same_shares(*file, shares_of(net));
   check_data_hash_of_all(*file, net);
   return std::move(*file);
 }
@@ -8255,7 +8264,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
-    if (const int shares = net.canonical_shares(); shares > 0)
+    if (const int shares = detail::shares_of(net); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",
@@ -12731,8 +12740,8 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
                                   ? static_cast<double>(total_weight(labels, weight, options.ignore_index).item())
                                   : 0);
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = options.reduction == Reduction::mean ? cut_of_losses(losses) : nullptr) [[unlikely]]
-      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+    if (const auto parts = options.reduction == Reduction::mean ? parts_of(losses) : nullptr) [[unlikely]]
+      return mean_of_parts(losses, *parts, [&](Index begin, Index end) {
         const T weights = total_weight(labels.slice(0, begin, end), weight, options.ignore_index).item();
         return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
       });
@@ -13412,7 +13421,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);
   if constexpr (AnyVariable<X> && !detail::is_graph_variable<X>)
-    if (options.reduction == Reduction::mean && detail::cut_of_losses(losses)) [[unlikely]] {
+    if (options.reduction == Reduction::mean && detail::parts_of(losses)) [[unlikely]] {
       auto of_labels = Tensor<T, 1, Cpu>::empty({batch});
       for (Index n = 0; n < batch; ++n)
         of_labels.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)));
@@ -14486,8 +14495,8 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 /// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
 /// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
 /// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
-/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline, or with
-/// canonical shares).
+/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline or
+/// SameBits).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -14501,7 +14510,7 @@ auto of_global_batch(const X& x) {
   check<UsageError>(terms.is_one_term(*value.node()),
                     "of_global_batch: expected one mean or sum over the batch, times "
                     "a number, got a sum of several, or of one and a number: take of_global_batch of each");
-  if (std::string_view(term.origin->operation()) == detail::canonical_mean_name) return value;
+  if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
   return detail::sum_over_members(value, term, group);
 }
 template <AnyTensor X>
@@ -17753,9 +17762,9 @@ auto nonzero(const X& x) {
 
 namespace chorus::optim {
 
-/// How an average follows.
+/// How an average follows the parameters.
 struct AverageRule {
-  /// The share of the average that stays in an update; below 0, all updates weigh the same.
+  /// The weight of the old average in an update. Below 0, all updates have the same weight.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -17770,11 +17779,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// Which averages models hold at the moment, by the number (a parameter or a buffer) that they are in place of. Each
-/// one keeps what it has displaced: the trained numbers, or an average below it.
+/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
+/// displaced numbers: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number lies now.
+  /// Where a displaced number is now.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -17786,8 +17795,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// The average whose displaced number is there leaves; returns where its own number is: an average above it may have
-  /// displaced it, else it is null, in the model.
+  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
+  /// have displaced that one. Null if it is in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -17820,13 +17829,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
-  /// integers are never averaged.
+  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
+  /// Buffers of integers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
-/// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
+/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
+/// a step's parameters in the next forward pass; there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -17834,10 +17843,10 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics are those of the trained parameters: `update_bn(net, loader)` inside of the scope
-/// makes them anew. An average that was made of the net, `ParameterAverage average{net, optim::equal_weights()}`, has
-/// buffers of its own, which come and go with the averages; a scope that is made with the net, `AveragedScope
-/// use{average, net}`, gives the trained ones' back.
+/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
+/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
+/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
@@ -17849,7 +17858,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// Of all parameters and buffers of `net`, a policy.
+  /// An average of all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -17898,8 +17907,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Where the model holds several averages, one above the other, they may go in any order.
+  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
+  /// model holds several averages, one above the other, they may leave in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -17944,7 +17953,7 @@ class ParameterAverage {
   }
 
  private:
-  /// A parameter's or a buffer's.
+  /// The place of a parameter or of a buffer.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -17953,7 +17962,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Of what is another process's there is nothing here.
+    // Another process has these numbers: there is no state here.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -17981,9 +17990,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: its step would be taken with
-/// the averages, and be lost. Scopes of several averages may be one in another, and the innermost one's hold. Throws
-/// UsageError where the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
+/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
+/// the model holds this average already.
 template <Device D>
 class AveragedScope {
  public:
@@ -17991,7 +18000,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// The buffers of `net`, a policy, are afterwards what they were, whatever passes with the averages make of them.
+  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();
@@ -18031,8 +18040,8 @@ class AveragedScope {
 // <chorus/optim/grad_scaler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
-/// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
-/// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 // <chorus/core/while_alive.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
@@ -18057,7 +18066,7 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/optim/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
-/// What GradScaler's scale is and how it changes.
+/// GradScaler's scale, and how it changes.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
@@ -18101,12 +18110,12 @@ namespace chorus::optim {
 /// PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Steps in a row without an overflow after which the scale grows.
+  /// Consecutive steps without an overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale does not get smaller than this, however many steps are left out: after a stretch of bad batches it is
-  /// still one by which gradients can be divided. An `init_scale` below it is the least one itself.
+  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
+  /// still be divided by it. An `init_scale` below it is itself the least scale.
   double min_scale = 0x1p-10;
-  /// The scale does not grow beyond this. The largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -18117,10 +18126,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
           options.max_scale};
 }
 
-/// Makes a number the largest one of all ranks; it lies where the gradients do.
+/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, looks at the gradients, and decides.
+/// The host keeps the scale, examines the gradients, and decides.
 template <Device D>
 class LossScale {
  public:
@@ -18132,9 +18141,9 @@ class LossScale {
     return loss * static_cast<typename tensor_of<X>::value_type>(state_.scale);
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // A finite number may become infinite where it is squared as it is, so the division comes first.
+    // The square of an undivided finite number may be infinite, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -18147,13 +18156,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// All step, if `finite`; then the scale changes.
+  /// Steps all optimizers if `finite`; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// The scale changes as in a step.
+  /// Changes the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }
@@ -18177,7 +18186,7 @@ class LossScale {
 // <chorus/optim/cuda/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
-/// GradScaler's scale on a GPU: the device looks at the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
 
 namespace chorus::optim::detail {
 
@@ -18208,8 +18217,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks; in a step that is
-  /// captured the device alone knows, and it is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
+  /// device knows, and the result is true.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -18221,7 +18230,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// All step, unless a gradient was not finite; then the scale changes.
+  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -18232,7 +18241,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// The scale changes as in a step, but not in each replay of a step that is captured.
+  /// Changes the scale as in a step, but not in each replay of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
@@ -18279,8 +18288,8 @@ class LossScale<Cuda> {
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
-/// parameters take turns: gradients in two units can't be told apart.
+/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
+/// turns: gradients with two scales can't be told apart.
 template <Device D>
 class ScaledGradients {
  public:
@@ -18296,9 +18305,9 @@ class ScaledGradients {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or thrown away.
+  /// The gradients are divided, or discarded.
   void end() { own_->open = false; }
-  /// Whether another scaler's losses are in some of the same gradients, as they are now.
+  /// Whether some of the same gradients contain another scaler's losses now.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -18337,7 +18346,7 @@ class ScaledGradients {
 };
 }  // namespace detail
 
-/// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
+/// An optimizer that chooses the gradients of its step itself, such as ShardedOptimizer.
 template <class Optimizer>
 concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
   optimizer.in_parts();
@@ -18347,23 +18356,22 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
-/// A net has one scaler, or several that take turns, of which each steps before the next one scales a loss. Several
-/// optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
-/// all optimizers step or none.
+/// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
+/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
+/// or none.
 ///
-/// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks may
-/// have averages of their own, under a hook, they have to ask each other: `GradScaler scaler{net}`. Ranks that have a
-/// model's parts, and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
-/// each other in any case.
+/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
+/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
+/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
+/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
 ///
-/// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
-/// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
-/// where it was made of parameters, what is left over at each change counts once as much more, or less, as the scale
-/// has changed: half for a scale that has doubled.
+/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
+/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
+/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
+/// scale has doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
-/// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
+/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
+/// there: the host never waits. An eager step waits, to tell whether it has stepped.
 template <Device D>
 class GradScaler {
  public:
@@ -18374,8 +18382,8 @@ class GradScaler {
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
-  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
+  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -18392,8 +18400,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
-  /// who leave a step out or take it themselves, the scale first changes as if they had been.
+  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
+  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -18402,10 +18410,9 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
-  /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
-  /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
-  /// last `step` or `scale`.
+  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
+  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
+  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -18418,8 +18425,8 @@ class GradScaler {
     finite_ = false;  // unless all ranks can be asked
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
-  /// All ranks call it, and return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
+  /// ranks call it, and all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -18431,13 +18438,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be looked at elsewhere, too
+      unscale(parameters_);  // whole gradients may be examined elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients, or, where one is not finite, leaves the step out and makes the scale smaller.
-  /// Returns whether it has stepped; true in a step that is captured. Throws UsageError for another optimizer than
-  /// that of the last step, without a `scale` in between.
+  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
+  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
+  /// not called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -18448,8 +18455,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or leave the step out. Throws UsageError after `unscale()` where
-  /// ranks have parts of the averages, which `unscale(optimizer)` finds.
+  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
+  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -18463,18 +18470,18 @@ class GradScaler {
     return finite;
   }
 
-  /// On GPUs these wait for the device.
+  /// On GPUs these functions wait for the device.
   double loss_scale() const { return scale_.scale(); }
   std::int64_t skipped_steps() const { return scale_.skipped(); }
 
-  /// What a checkpoint keeps.
+  /// The state for a checkpoint.
   struct State {
     double scale = 1;
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// What the net's hook remembers stays as it is: that comes from the same checkpoint. A scale beyond the options'
-  /// bounds, which they did not have in files of earlier versions, becomes the nearest within them.
+  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
+  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
@@ -18503,7 +18510,7 @@ class GradScaler {
     return options;
   }
 
-  // Has `step()` change the scale, and what is kept in its unit follow.
+  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -18512,7 +18519,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that have the parameters together; nothing where each has all.
+  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -18537,7 +18544,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: a rank that has run out of batches, under `join`, has no loss to scale.
+  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -18556,7 +18563,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
+  std::function<void(double factor)> follow_;  // multiplies the hook's memory
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
@@ -18574,12 +18581,12 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError where one is a part of a parameter.
+/// `parameters`. Throws UsageError if one is a part of a parameter.
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
@@ -18608,21 +18615,21 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  /// The part of a parameter's norm that a step may have at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
 /// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
-/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
@@ -18680,16 +18687,16 @@ struct LambDirection {
 }  // namespace detail
 
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
-/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+/// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
-  /// part of a parameter.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
+  /// of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
@@ -18809,13 +18816,14 @@ class Lion final : public Optimizer<D> {
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
-/// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
+/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
 
 namespace chorus::optim {
 
 namespace detail {
 
-/// A model in training mode whose batch norms take the mean over all batches; afterwards all are as they were.
+/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
+/// before.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -18847,9 +18855,9 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// Those whose statistics this process has.
+  /// The batch norms whose statistics this process has.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, wherever it is.
+  /// Whether the model has one, in any process.
   bool any() const { return any_; }
 
  private:
@@ -18882,7 +18890,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Each rank's statistics become their mean over all ranks, in which each counts by its batches.
+/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -18904,19 +18912,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Makes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches that
-/// `passes` computes, each of which counts the same (torch.optim.swa_utils.update_bn). `passes` is a loader, of whose
-/// batches the net takes the first part, or a function that calls the net as often as it likes:
+/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
+/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
+/// goes to the net, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// The net is in training mode meanwhile, and records no gradients. Afterwards its modules are in training or
-/// evaluation as before, and the momenta are what they were.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
+/// as before, with their old momenta.
 ///
-/// All ranks make the call, each with its share of the batches; the statistics are then the mean over all ranks of each
-/// one's own, the same on all. Under DataParallel they are those of the first device's shares, as in training. With
-/// SyncBatchNorm they are those of whole batches, under each policy. Nothing happens where there are no batch norms
-/// that keep statistics; where there is no batch, they are those of new layers.
+/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
+/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
+/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
+/// happens. Without batches they are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {
@@ -20067,7 +20075,7 @@ class FusedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
-  /// and under canonical shares.
+  /// and under SameBits.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -20077,8 +20085,8 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
-      check<UsageError>(net.canonical_shares() == 0,
-                        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: "
+      check<UsageError>(!Net::adds_up_in_pass,
+                        "FusedOptimizer: under SameBits gradients are complete when backward has ended: "
                         "expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;
@@ -21093,6 +21101,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = LocalSgd<Other, Communicator>;
+  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
   /// for a period below 1. The communicator must outlive this.
@@ -21135,8 +21144,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
-    if (grad_enabled()) return this->forward_recorded(inputs...);
-    return this->forward(true, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (grad_enabled()) return this->forward_recorded(model);
+    return this->forward(true, model);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.
@@ -24580,9 +24590,6 @@ namespace chorus {
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
-  /// sums of their shares, and `no_sync` saves no messages.
-  int canonical_shares = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
@@ -24617,9 +24624,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
-    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
-                     typename Base::All{});
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
@@ -24648,11 +24654,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
     pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
       this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
-      return this->forward_recorded(inputs...);
+      return this->forward_recorded(model);
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
@@ -24660,7 +24667,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(pass, inputs...);
+    return this->forward_aside(pass, model);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -24789,8 +24796,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
-    if (this->canonical_)
-      push_sums();
+    if constexpr (Base::adds_up_in_pass)
+      this->push_sums(/*server=*/0);
     else
       push_weighed(weight);
     forgotten_before_.clear();
@@ -24820,34 +24827,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
         }
       });
   }
-  // Sums of canonical shares, which the server adds up in the order of the tree.
-  void push_sums() {
-    auto& communicator = this->communicator_;
-    const auto& tree = this->canonical_->tree();
-    const D device = this->flat_.entries().front().parameter().where();
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
-    const MemoryScope scope(trace::Memory::buckets);
-    const auto batch = static_cast<std::size_t>(this->shares_.batch());
-    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
-    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
-      const auto& group = this->flat_.groups()[g];
-      if (!is_server()) {
-        for (std::size_t k = 0; k < tree.sums().size(); ++k)
-          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
-        continue;
-      }
-      std::vector<Storage<D>> theirs;
-      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
-        if (rank == 0) return tree.sum(k, g, 0);
-        theirs.emplace_back(device, group.count * size_of(group.dtype));
-        auto* const sum = static_cast<std::byte*>(theirs.back().data());
-        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
-        return sum;
-      };
-      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
-    }
-  }
-
   ddp::EarlierGradients<D> earlier_;
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
@@ -31008,6 +30987,1991 @@ inline nn::int8::Program load_quantized(const std::string& path) {
 
 #endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
 
+// <chorus/same_bits.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+/// The same bits on any number of devices: `ch::DistributedDataParallel<ch::SameBits<Model, 8>>`. See
+/// same_bits/README.md.
+
+// <chorus/same_bits/data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+
+// <chorus/same_bits/checked_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+/// How many canonical shares a policy may have.
+
+// <chorus/same_bits/share_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
+/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+
+namespace chorus::same_bits {
+
+/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+struct ShareRange {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t count() const { return end - begin; }
+  /// Whether this one and `next` are the two halves of a node of the tree.
+  bool joins(const ShareRange& next) const;
+  friend bool operator==(const ShareRange&, const ShareRange&) = default;
+};
+
+/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
+  const auto all = static_cast<std::int64_t>(shares);
+  return {static_cast<std::size_t>(share_begin(all, devices, i)),
+          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
+}
+
+/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
+/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
+/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
+/// their number.
+class ShareTree {
+ public:
+  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  template <class Add>
+  void push(ShareRange shares, const Add& add) {
+    sums_.push_back(shares);
+    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
+  }
+  /// All shares have come: one sum is left.
+  template <class Add>
+  void finish(const Add& add) {
+    while (sums_.size() > 1) add_last(add);
+  }
+  /// What has been added up so far, from left to right.
+  const std::vector<ShareRange>& sums() const { return sums_; }
+
+ private:
+  template <class Add>
+  void add_last(const Add& add) {
+    const std::size_t end = sums_.back().end;
+    sums_.pop_back();
+    sums_.back().end = end;
+    add(sums_.size());
+  }
+
+  std::vector<ShareRange> sums_;
+};
+
+/// The sums that are left of a run of so many shares; one where it has all of them.
+std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
+
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
+  }
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+double add_shares(std::span<const double> of_share);
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+/// How numbers are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
+  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+}
+
+CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+CHORUS_INLINE double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+
+namespace chorus::same_bits {
+
+/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
+/// don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
+                    shares);
+  check<UsageError>(devices <= shares, "SameBits: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+
+// <chorus/same_bits/device_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+
+// <chorus/same_bits/batch_cut.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
+
+namespace chorus::same_bits {
+
+/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+class BatchCut : public BatchParts {
+ public:
+  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  std::size_t parts() const override { return run_.count(); }
+  std::int64_t samples() const override { return samples_; }
+  std::int64_t begin(std::size_t i) const override { return share_begin(samples_, run_.count(), i); }
+  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  [[gnu::cold]] Mean add_up(std::span<const double> sums, std::span<const double> overs) const override;
+
+ protected:
+  /// Sums over all processes that share the batch, in place; all of them call it.
+  virtual void sum_over_processes(std::span<double>) const {}
+
+ private:
+  std::size_t shares_;
+  ShareRange run_;
+  std::int64_t samples_;
+};
+
+/// Where backward passes through such a policy.
+class SharesNode final : public dp::BackwardNode {
+ public:
+  SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
+             std::shared_ptr<const BatchCut> batch_cut)
+      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+};
+
+/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
+/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+[[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
+
+/// While one lives, losses look for cuts.
+class CutsBatches {
+ public:
+  CutsBatches() {
+    ++policies;
+    detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+  }
+  ~CutsBatches() { --policies; }
+  CutsBatches(const CutsBatches&) = delete;
+  CutsBatches& operator=(const CutsBatches&) = delete;
+
+  static inline std::atomic<int> policies{0};
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/batch_cut_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
+  std::shared_ptr<const BatchCut> found;
+  if (node == nullptr || CutsBatches::policies == 0 || detail::computes_part || !grad_enabled()) return found;
+  detail::FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    if (shares == nullptr) return true;
+    const auto& cut = shares->cut;
+    check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
+    found = cut;
+    return false;
+  });
+  return found;
+}
+
+CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) {
+    return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
+  };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  detail::FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([&](const Node& node) { return !is_cut(node); });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  detail::FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(!is_cut(*node) && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
+}
+
+CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
+  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const std::size_t share = run_.begin + i;
+    numbers[share] = sums[i];
+    numbers[shares_ + share] = overs[i];
+    numbers[2 * shares_ + share] = static_cast<double>(size(i));
+  }
+  sum_over_processes(numbers);
+  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares_, shares_); };
+  const auto samples = of_shares(2);
+  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
+  for (std::size_t i = 0; i < shares_; ++i) {
+    const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
+    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
+                      shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
+                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+  }
+  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
+  return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+
+// <chorus/same_bits/device_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+
+// <chorus/same_bits/gradient_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// copies of the flat gradients.
+
+namespace chorus::same_bits {
+
+/// `to` grows by `from`, both on one device.
+template <Device D>
+void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
+  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
+    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
+  });
+}
+
+/// A copy of all flat gradients.
+template <Device D>
+class GradientCopy {
+ public:
+  explicit GradientCopy(const nn::FlatParameters<D>& flat);
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+
+ private:
+  std::vector<Storage<D>> groups_;
+};
+
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// share.
+template <Device D>
+class GradientTree {
+ public:
+  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+
+  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  void begin(ShareRange run, std::size_t shares);
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  template <class Late>
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
+
+  /// The sums that the run leaves, from left to right.
+  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The parameter whose leaf that is; none where it is none.
+  const std::size_t* entry_of(const Node& leaf);
+
+ private:
+  struct Copy {
+    GradientCopy<D> numbers;
+    std::vector<char> has;  // by entry
+  };
+
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
+  void begin_anew();
+  std::byte* place(const Copy& copy, std::size_t i) const;
+  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  void carry(std::size_t i, std::size_t share);
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share);
+  // The sums before the last one are complete: 0 where they have no gradient.
+  void fill_sums(std::size_t i, std::size_t depth);
+
+  const nn::FlatParameters<D>& flat_;
+  std::uint64_t generation_ = ~std::uint64_t{0};
+  std::unordered_map<const Node*, std::size_t> entry_of_;
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/gradient_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+/// How the gradients of shares are added up as they arrive.
+
+namespace chorus::same_bits {
+
+template <Device D>
+GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
+  const MemoryScope scope(trace::Memory::gradients);
+  for (const auto& group : flat.groups()) {
+    const std::size_t bytes = group.count * size_of(group.dtype);
+    groups_.emplace_back(group.grads.device(), bytes);
+    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+  }
+}
+
+template <Device D>
+std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
+  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+}
+
+template <Device D>
+void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
+  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+  taken_.assign(taken_.size(), 0);
+  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+  tree_ = {};
+  steps_.clear();
+  std::size_t copies = 0;
+  for (std::size_t share = run.begin; share < run.end; ++share) {
+    std::size_t carries = 0;
+    const auto carry = [&](std::size_t) { ++carries; };
+    tree_.push({share, share + 1}, carry);
+    const bool last = share + 1 == run.end;
+    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+    steps_.push_back({carries, tree_.sums().size() - 1, last});
+    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+  }
+  while (copies_.size() < copies)
+    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+}
+
+template <Device D>
+void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+  auto& p = flat_.entries()[i].parameter();
+  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                    " got its gradient in several parts in one backward pass (backward within backward)");
+  while (taken_[i] < share) carry_none(i, taken_[i]++);
+  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
+  carry(i, taken_[i]++);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
+  const auto& flat = flat_.groups()[group];
+  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+}
+
+template <Device D>
+const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
+  const auto found = entry_of_.find(&leaf);
+  return found == entry_of_.end() ? nullptr : &found->second;
+}
+
+template <Device D>
+void GradientTree<D>::begin_anew() {
+  generation_ = flat_.generation();
+  copies_.clear();
+  taken_.assign(flat_.entries().size(), 0);
+  entry_of_.clear();
+  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
+  const auto& entry = flat_.entries()[i];
+  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+}
+
+template <Device D>
+void GradientTree<D>::carry(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  const D device = p.where();
+  const auto count = static_cast<std::size_t>(p.count());
+  auto* const gradient = static_cast<std::byte*>(p.grad_place());
+  for (std::size_t c = depth + carries; c-- > depth;) {
+    Copy& left = copies_[c];
+    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+    if (c == depth && !last)
+      add_numbers(device, p.dtype(), count, gradient, place(left, i));
+    else
+      add_numbers(device, p.dtype(), count, place(left, i), gradient);
+  }
+  if (last) {
+    fill_sums(i, depth);
+    return p.set_grad_arrived(true);
+  }
+  Copy& sum = copies_[depth];
+  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+  sum.has[i] = true;
+  p.set_grad_arrived(false);
+}
+
+template <Device D>
+bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  bool any = false;
+  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+  if (!any && last) fill_sums(i, depth);
+  if (!any) return false;
+  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
+  carry(i, share);
+  return true;
+}
+
+template <Device D>
+void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
+  for (std::size_t c = 0; c < depth; ++c)
+    if (!std::exchange(copies_[c].has[i], false))
+      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                 flat_.entries()[i].parameter().size_bytes());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+
+// <chorus/same_bits/share_buffers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+namespace chorus::same_bits {
+
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes);
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share);
+  /// It has ended, or others go on.
+  void leave(std::size_t share);
+  void end_pass();
+
+ private:
+  struct Kept {
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
+    std::uint64_t version = 0;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const;
+  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  void copy_in(std::size_t i, const Storage<D>& from);
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/share_buffers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+/// How buffers of shares are told apart, and become one.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
+  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    kept_[i].of_share.resize(shares);
+    copy_out(i, kept_[i].before);
+    kept_[i].begun = 0;
+    kept_[i].version = buffers_[i].buffer->version();
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::enter(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    const bool goes_on = share < kept_[i].begun;
+    if (!goes_on) kept_[i].begun = share + 1;
+    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::leave(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+}
+
+template <Device D>
+void ShareBuffers<D>::end_pass() {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
+  const auto& buffer = *buffers_[i].buffer;
+  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
+  const auto& buffer = *buffers_[i].buffer;
+  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+  if (buffer.version() == kept_[i].version) return;
+  buffer.touch();
+  kept_[i].version = buffer.version();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+
+// <chorus/same_bits/share_scope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+/// What a model finds around it while it computes one canonical share.
+
+namespace chorus::same_bits {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_;
+  detail::Replaced<bool> part_{detail::computes_part, true};
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+
+// <chorus/same_bits/side_by_side.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+
+// <chorus/same_bits/share_turns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+
+namespace chorus::same_bits {
+
+/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
+/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+class ShareTurns {
+ public:
+  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  struct Work {
+    std::function<void(std::size_t)> task, enter, leave;
+  };
+
+  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
+
+  /// Throws what a task has thrown, of several the one because of which others have.
+  void run(std::size_t shares, Work work);
+
+  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
+  /// UsageError where one ends without.
+  template <class Complete>
+  void meet(std::size_t i, const Complete& complete) {
+    check<UsageError>(i < ended_.size() && turn_ == i,
+                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
+                      "backward begin at what the policy returns");
+    const std::size_t round = round_;
+    ++arrived_;
+    leave(i);
+    pass_on(i);
+    await_turn(i);
+    if (i == 0 && arrived_ == ended_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+    }
+    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
+  }
+
+ private:
+  void take_turns(std::size_t i);
+  // All is written by the share whose turn it is.
+  void await_turn(std::size_t i);
+  void leave(std::size_t i);
+  void pass_on(std::size_t i);
+
+  dp::DeviceThreads threads_;
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::size_t turn_ = 0;
+  std::vector<char> ended_;
+  std::size_t arrived_ = 0, round_ = 0;
+  std::exception_ptr first_error_;
+  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_turns_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+/// How shares that go side by side take turns.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
+  work_ = std::move(work);
+  ended_.assign(shares, false);
+  turn_ = arrived_ = round_ = 0;
+  first_error_ = nullptr;
+  team_ = std::move(detail::thread_team());
+  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
+    const detail::Replaced<int> here(detail::pass_slot, slot);
+    take_turns(i);
+  });
+  detail::thread_team() = std::move(team_);
+  ended_.clear();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+}
+
+CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
+  try {
+    await_turn(i);
+    work_.task(i);
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+  leave(i);
+  ended_[i] = true;
+  pass_on(i);
+}
+
+CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
+  {
+    std::unique_lock lock(mutex_);
+    change_.wait(lock, [&] { return turn_ == i; });
+  }
+  detail::thread_team() = std::move(team_);
+  work_.enter(i);
+}
+
+CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
+  work_.leave(i);
+  team_ = std::move(detail::thread_team());
+}
+
+CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t step = 1; step <= ended_.size(); ++step) {
+    turn_ = (i + step) % ended_.size();
+    if (!ended_[turn_]) break;
+  }
+  change_.notify_all();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+
+namespace chorus::same_bits {
+
+/// Whether a layer of the model looks at the whole batch.
+[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+
+/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+template <Device D>
+class SideBySide {
+ public:
+  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
+  /// Nodes of the tape may outlive it.
+  ~SideBySide();
+  SideBySide(const SideBySide&) = delete;
+  SideBySide& operator=(const SideBySide&) = delete;
+
+  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
+  /// batch, null where there is one.
+  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+           const std::function<void(std::size_t)>& task);
+  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
+
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  template <class F>
+  void with_gradient(Node& leaf, const F& f) const {
+    const auto found = number_of_.find(&leaf);
+    if (found == number_of_.end()) return;
+    const auto* const parameter = parameters_[found->second];
+    f(*nodes_[found->second], parameter->grad_data_of(leaf));
+    parameter->drop_grad_of(leaf);
+  }
+
+ private:
+  struct Group final : BatchGroup {
+    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
+    void sum(std::span<double> values) override;
+    double weight() override { return 1; }
+    std::size_t member() const override { return i; }
+    SideBySide* shares;
+    std::size_t i;
+  };
+
+  void stand_in(std::span<const Ref<Node>> leaves);
+  void sum(std::size_t i, std::span<double> values);
+  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  void add_up();
+
+  ShareBuffers<D>& buffers_;
+  std::size_t shares_;
+  ShareRange run_;
+  std::shared_ptr<BatchGroup> devices_;
+  ShareTurns turns_;
+  std::size_t used_ = 0;
+  std::vector<std::vector<double>> values_;  // by share of the run
+  std::vector<double> total_;
+  std::vector<ParameterOn<D>*> parameters_;
+  std::vector<Node*> nodes_;                    // of these
+  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
+  std::unordered_map<const Node*, std::size_t> number_of_;
+  std::vector<std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/side_by_side_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+/// How shares meet where a layer asks for sums over the batch.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override {
+      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
+      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
+    }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
+template <Device D>
+SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
+                          ShareRange run)
+    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
+  for (const auto& entry : flat.entries()) {
+    parameters_.push_back(&entry.parameter());
+    nodes_.push_back(entry.named.handle.shared().get());
+  }
+  for (auto& leaves : leaves_)
+    for (auto* const parameter : parameters_) {
+      leaves.push_back(parameter->make_stand_in());
+      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
+    }
+  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
+}
+
+template <Device D>
+SideBySide<D>::~SideBySide() {
+  for (const auto& group : groups_) group->shares = nullptr;
+}
+
+template <Device D>
+void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+                        const std::function<void(std::size_t)>& task) {
+  used_ = used;
+  devices_ = std::move(devices);
+  turns_.run(count, {.task = task,
+                     .enter =
+                         [this, forward](std::size_t i) {
+                           if (forward) buffers_.enter(i);
+                           stand_in(leaves_[i]);
+                         },
+                     .leave =
+                         [this, forward](std::size_t i) {
+                           stand_in({});
+                           if (forward) buffers_.leave(i);
+                         }});
+}
+
+template <Device D>
+void SideBySide<D>::Group::sum(std::span<double> values) {
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  shares->sum(i, values);
+}
+
+template <Device D>
+void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
+  for (std::size_t p = 0; p < parameters_.size(); ++p)
+    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
+}
+
+template <Device D>
+void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
+  values_[i].assign(values.begin(), values.end());
+  turns_.meet(i, [this] { add_up(); });
+  check<UsageError>(total_.size() == values.size(), detail::different_layers);
+  std::copy(total_.begin(), total_.end(), values.begin());
+}
+
+template <Device D>
+void SideBySide<D>::add_up() {
+  const std::size_t count = values_.front().size();
+  std::vector<double> numbers(count * shares_);
+  for (std::size_t i = 0; i < used_; ++i) {
+    check<UsageError>(values_[i].size() == count, detail::different_layers);
+    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
+  }
+  if (devices_) {
+    const BatchGroupScope as_device(devices_);
+    devices_->sum(numbers);
+  }
+  total_.resize(count);
+  for (std::size_t n = 0; n < count; ++n)
+    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+
+namespace chorus::same_bits {
+
+template <Device D>
+class DeviceShares {
+ public:
+  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+               std::size_t shares, ShareRange run)
+      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+  }
+
+  const ShareRange& run() const { return run_; }
+  /// The sums of gradients that the last backward pass has left.
+  const GradientTree<D>& tree() const { return tree_; }
+
+  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
+  /// on. Returns whether random numbers were drawn.
+  template <class Task>
+  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
+               const Task& task) {
+    bool drew = false;
+    buffers_.begin_pass(count, nn::detail::any_training(model_));
+    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
+      const GradMode mode(grad);
+      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
+                             side_by_side_ ? side_by_side_->group(i) : nullptr);
+      task(i);
+      drew = drew || scope.drew();
+    });
+    buffers_.end_pass();
+    return drew;
+  }
+
+  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
+  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  template <class Complete>
+  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
+                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
+    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
+    tree_.begin(run, used);
+    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
+      Observer<Complete> observer(*this, i, complete);
+      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
+      if (run.count() == 0) return;
+      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
+    });
+  }
+
+ private:
+  /// Of the share number `i`.
+  template <class Complete>
+  struct Observer final : LeafObserver {
+    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    void gradient_is_final(Node& leaf) override {
+      if (shares.side_by_side_)
+        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
+      else if (const auto* const entry = shares.tree_.entry_of(leaf))
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
+    }
+    // The gradient of the parameter whose leaf that is.
+    void take(Node& leaf, const void* gradient) {
+      const bool counts = !shares.tree_.sums().empty();
+      if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
+      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+    }
+    DeviceShares& shares;
+    std::size_t i;
+    const Complete& complete;
+  };
+
+  // `with_samples`: so many of the shares have any.
+  template <class Task>
+  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
+               const Task& task) {
+    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (forward) buffers_.enter(i);
+      task(i);
+      if (forward) buffers_.leave(i);
+    }
+  }
+
+  nn::Module& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::size_t shares_;
+  ShareRange run_;
+  ShareBuffers<D> buffers_;
+  GradientTree<D> tree_;
+  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+
+// <chorus/same_bits/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+/// Gradients that were there before a backward pass over canonical shares.
+
+namespace chorus::same_bits {
+
+/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
+/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+template <Device D>
+class EarlierGradients {
+ public:
+  /// No gradient is there any more.
+  void take(const nn::FlatParameters<D>& flat);
+  void give_back();
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    Storage<D> gradient;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/earlier_gradients_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+/// How gradients of earlier passes are laid aside, and added again.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
+  kept_.clear();
+  for (const auto& entry : flat.entries()) {
+    auto& p = entry.parameter();
+    if (!p.grad_arrived()) continue;
+    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
+    p.set_grad_arrived(false);
+  }
+}
+
+template <Device D>
+void EarlierGradients<D>::give_back() {
+  for (const Kept& kept : kept_) {
+    auto& p = *kept.parameter;
+    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+    if (p.grad_arrived())
+      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                  static_cast<std::byte*>(p.grad_place()));
+    else
+      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
+    p.set_grad_arrived(true);
+  }
+  kept_.clear();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+
+namespace chorus::same_bits {
+
+/// Of DataParallel's devices.
+template <class Model>
+class DeviceSums {
+ public:
+  using D = typename dp::Replicas<Model>::D;
+
+  DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
+                                                           replicas.buffers(i), shares,
+                                                           shares_of_device(shares, replicas.size(), i)));
+  }
+
+  std::size_t shares() const { return shares_; }
+  /// By device.
+  const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
+  /// The shares that each device has of so many, of those devices that have any.
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
+
+  /// For the outputs of such a pass.
+  std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
+    return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
+
+  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  template <class Apply>
+  void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
+    earlier_.take(replicas_.parameters(0));
+    const auto used = runs(roots.size());
+    // The task owns what it works with, for a device may come back late.
+    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
+      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
+                           [](Node&) {});
+    });
+    reduce(used.size());
+    earlier_.give_back();
+  }
+
+ private:
+  struct Sum {
+    std::size_t device, number;  // of the device's sums
+  };
+
+  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    dp::for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](const Sum& left, const Sum& right) {
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      dp::add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+    };
+    TreeSum<Sum> sum;
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+  }
+
+  const dp::Replicas<Model>& replicas_;
+  std::size_t shares_;
+  std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
+  EarlierGradients<D> earlier_;
+  CutsBatches counted_;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+
+// <chorus/same_bits/model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+/// SameBits: a model type that asks its policy for the same bits on any number of devices.
+
+namespace chorus {
+
+/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
+/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
+/// takes this type, on any number of devices up to that of the shares:
+///
+///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
+///
+/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+template <class Model, int Shares>
+class SameBits : public nn::Module {
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+
+ public:
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// A model becomes one of so many shares by itself.
+  SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
+  /// The policy throws UsageError for a number that it can't have.
+  SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
+
+  /// The model inside.
+  Model& model() { return model_; }
+  int shares() const { return shares_; }
+
+  template <class... Inputs>
+  void forward(const Inputs&...) const {
+    static_assert(sizeof...(Inputs) != sizeof...(Inputs),
+                  "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
+                  "DistributedDataParallel or ParameterServer");
+  }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
+  std::string describe() const override { return cat("SameBits(", model_.describe(), ", ", shares_, ")"); }
+
+ private:
+  Model model_;
+  int shares_;
+};
+
+template <class Model>
+SameBits(Model, int) -> SameBits<Model, 0>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+
+// <chorus/same_bits/share_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+namespace chorus::same_bits {
+
+/// Whether each share's loss is a sum, or a number times one.
+inline bool are_sums(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  if (gathered == nullptr) return false;
+  detail::LossTerms terms;
+  for (Node* const scalar : gathered->scalars()) {
+    if (scalar == nullptr) return false;
+    terms.find(*scalar);
+    terms.check_linear("canonical shares");
+    for (const auto& term : terms.all())
+      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+        return false;
+    if (terms.all().empty() || terms.has_more()) return false;
+  }
+  return true;
+}
+
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
+  }
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
+
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
+  const auto values = losses.value().to_vector();
+  const bool sums_only = are_sums(*losses.node());
+  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  auto whole = cut.add_up(sums, overs);
+  if (sums_only) whole.over = 1;
+  return record(
+      detail::mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares>
+class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model> {
+  using Base = dp::PolicyWithOptions<Model>;
+
+ public:
+  using typename Base::D;
+  static constexpr const char* name = "dp";
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = DataParallel<SameBits<Other, Shares>>;
+
+  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
+      : Base(std::move(model.model()), std::move(options), seed),
+        sums_(this->model_, this->replicas_,
+              same_bits::checked_shares(model.shares(), this->devices(), this->options().dim)) {}
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  DataParallel(SameBits<Model, Shares> model, Run& run, DataParallelOptions options = {})
+      : DataParallel(std::move(model), dp::options_of<D>(run, std::move(options)), run.seed()) {
+    run.check_options();
+  }
+
+  int canonical_shares() const { return static_cast<int>(sums_.shares()); }
+  /// See DataParallel; of losses that the model returns, one a share.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    this->scalars_.check_count(losses.numel());
+    const auto cut = same_bits::find_cut(losses.node().get());
+    return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
+  }
+
+  /// The five steps of DataParallel, of several shares a device.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    if constexpr (dp::is_recorded<Inputs...>)
+      fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    const auto pass = this->template begin_shares<dp::MakeShare>(
+        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        inputs...);
+    const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
+    const bool replicated = this->collectives_.replicate(pass->devices());
+    // A task owns what it works with, for a device may come back late.
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
+                                            of_devices = sums_.devices()](std::size_t i) {
+      const same_bits::ShareRange run = runs[i];
+      pass->prepare([&] {
+        for (std::size_t s = run.begin; s < run.end; ++s)
+          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        if (!replicated) dp::replicate(this->replicas_, i);
+      });
+      pass->forward(i, [&](Model& model, const RandomContext& random) {
+        return of_devices[i]->forward(random, pass->split, run.begin, run.count(), [&](std::size_t share) {
+          pass->outputs[run.begin + share].emplace(dp::call(model, *pass->shares[run.begin + share]));
+        });
+      });
+    });
+    this->end_pass(*pass);
+    const Ref<dp::BackwardNode> on_tape(
+        new same_bits::SharesNode(*this, this->alive(), std::move(pass->returns), sums_.cut(pass->split)));
+    return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
+  }
+
+ private:
+  void backward(const dp::Roots& roots, bool keep) override {
+    this->parallel_apply_.await();
+    sums_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+      this->before_backward(used);
+      this->parallel_apply_(used, task);
+    });
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+
+  same_bits::DeviceSums<Model> sums_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/distributed_data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
+/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+
+// <chorus/same_bits/distributed_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
+/// the sums of all runs are added up in the order of the tree.
+
+// <chorus/same_bits/bucket_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+
+// <chorus/same_bits/sums_of_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+/// Sums of canonical shares of several ranks, added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
+  const std::size_t used = std::min(shares, batch);
+  std::vector<std::vector<ShareRange>> sums;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const ShareRange run = shares_of_device(shares, ranks, rank);
+    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
+  }
+  return sums;
+}
+
+/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
+/// asked for from left to right.
+template <Device D, class Numbers>
+void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
+            std::size_t count, std::byte* total) {
+  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
+  TreeSum<std::byte*> sum;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
+  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
+    copy_bytes(device, total, device, *all, count * size_of(dtype));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+
+namespace chorus::same_bits {
+
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
+template <Device D, class Communicator>
+class BucketSums final : public ddp::BucketSums {
+ public:
+  /// `shares` in all; `tree` of this rank's run.
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
+      : core_(core), shares_(shares), tree_(tree) {}
+
+  void start(ddp::Bucket& bucket) override;
+
+  void finish(ddp::Bucket& bucket) override;
+
+ private:
+  // Which sums each rank has of this batch.
+  void share_out();
+
+  struct Gathered {
+    Storage<D> own, all;
+  };
+  ddp::Core<D, Communicator>& core_;
+  std::size_t shares_;
+  const GradientTree<D>& tree_;
+  std::vector<std::vector<ShareRange>> sums_;  // of each rank
+  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<Gathered> gathered_;             // by bucket
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
+// <chorus/same_bits/bucket_sums_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+/// How the sums of ranks are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
+  if (core_.ranks.size() == 1) return;
+  if (bucket.index == 0) share_out();
+  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
+  auto& [own, all] = gathered_[bucket.index];
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  const MemoryScope scope(trace::Memory::buckets);
+  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+  const std::byte* mine = core_.gradients(bucket);
+  if (most_ > 1 || tree_.sums().empty()) {
+    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+    auto* const to = static_cast<std::byte*>(own.data());
+    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+    if (tree_.sums().size() < most_)  // sent, and not read
+      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+    mine = to;
+  }
+  const bool last = bucket.index + 1 == core_.buckets.all().size();
+  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+    const std::span<T> everything(to, ranks * most_ * bucket.count);
+    if (std::is_same_v<D, Cpu> && last)
+      core_.ranks.all_gather(from, everything, options);
+    else
+      bucket.work = core_.ranks.all_gather_async(from, everything, options);
+  });
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
+  bucket.work.wait();
+  if (core_.ranks.size() == 1) return;
+  const std::size_t bytes = core_.bytes(bucket);
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  add_up(
+      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::share_out() {
+  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                        static_cast<std::size_t>(core_.shares.batch()));
+  most_ = 1;
+  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+
+// <chorus/same_bits/model_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+/// A model that computes its batch one canonical share after the other, forward and backward.
+
+// <chorus/same_bits/join_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+/// What a model has returned for each canonical share as what it returns for one batch.
+
+namespace chorus::same_bits {
+
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
+/// the same.
+template <class D>
+struct JoinShares : dp::JoinOutputs<D> {
+  JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
+      : dp::JoinOutputs<D>(how, to, on_tape), cut(batch_cut) {}
+  const BatchCut& cut;
+
+  template <class X>
+  static constexpr bool adds_axis = false;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (Operand<X>) {
+      if constexpr (tensor_of<X>::rank > 0) {
+        return dp::JoinOutputs<D>::operator()(outputs);
+      } else {
+        return join_scalars(outputs);
+      }
+    } else {
+      if constexpr (requires(const X& x) { x == x; })
+        for (const X* output : outputs)
+          check<UsageError>(*output == *outputs[0],
+                            "canonical shares: the model returns something other than tensors, which differs from "
+                            "share to share");
+      return *outputs[0];
+    }
+  }
+
+ private:
+  template <class X>
+  X join_scalars(const std::vector<const X*>& outputs) const {
+    if constexpr (detail::is_variable<X>) {
+      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
+      if (losses.node()) return mean_of_share_losses(losses, cut);
+    }
+    check<UsageError>(outputs.size() == 1,
+                      "canonical shares: the model returns a number without axes for each share, and none of them is "
+                      "the batch's: expected one for each sample, [batch]");
+    return *outputs[0];
+  }
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+
+namespace chorus::same_bits {
+
+/// A policy's part for the shares of one process.
+template <class Model>
+class ModelShares final : private dp::BackwardRunner {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// What a policy of several processes adds.
+  struct Processes {
+    /// Sums over all of them.
+    std::function<void(std::span<double>)> sum;
+    /// The whole batch's number of samples, in backward.
+    std::function<Index()> batch;
+  };
+
+  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
+      : model_(model),
+        flat_(flat),
+        alive_(std::move(alive)),
+        shares_(shares),
+        processes_(std::make_shared<Processes>(std::move(processes))),
+        device_(model, flat, buffers, shares,
+                shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))) {}
+  ~ModelShares() { *processes_ = {}; }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// The sums of this process's gradients.
+  const GradientTree<D>& tree() const { return device_.tree(); }
+  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
+  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  /// The model's output for this process's samples. `random`: of the first of them.
+  template <class... Inputs>
+  auto forward(RandomContext& random, const Inputs&... inputs) {
+    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    const dp::Split split =
+        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const D device = flat_.groups().front().values.device();
+    std::vector<dp::GradientReturns> returns(split.devices);
+    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
+    std::vector<std::optional<Output>> outputs(split.devices);
+    if (grad_enabled()) group_ = batch_group();
+    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
+      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
+    });
+    random.drew = random.drew || drew;
+    const Ref<dp::BackwardNode> on_tape(new SharesNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape, *cut));
+  }
+
+ private:
+  /// Of one pass.
+  class Cut final : public BatchCut {
+   public:
+    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+    void sum_over_processes(std::span<double> values) const override {
+      if (processes_->sum) processes_->sum(values);
+    }
+
+   private:
+    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+  };
+
+  // What has no samples is the same for all processes, and no one of them has its gradient.
+  template <Operand X>
+  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
+    if constexpr (AnyVariable<X>)
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
+                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
+                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+  }
+  void backward(const dp::Roots& roots, bool keep) override {
+    earlier_.take(flat_);
+    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
+    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
+      if (arrived_) arrived_(leaf);
+    });
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    earlier_.give_back();
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+  CutsBatches counted_;
+  Model& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::weak_ptr<void> alive_;
+  std::size_t shares_;
+  std::shared_ptr<Processes> processes_;
+  DeviceShares<D> device_;
+  dp::InputRoles roles_;
+  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  EarlierGradients<D> earlier_;
+  std::function<void(Node&)> arrived_;
+  std::function<void()> ended_;
+};
+
+/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
+/// all samples at once. Throws UsageError for what can't be cut.
+template <class Model, class... Inputs>
+auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+  using Output = decltype(model.forward(inputs...));
+  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if constexpr (dp::is_recorded<Inputs...>) {
+    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+  } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
+    return shares.forward(random, inputs...);
+  } else {
+    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
+                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
+  }
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares, class Communicator>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using typename Base::D;
+  static constexpr bool adds_up_in_pass = true;
+
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  /// Of whole shares.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
+    choices.padding = options.padding;
+    choices.shares = canonical_shares();
+    return data::Sampler(dataset.size(), choices);
+  }
+
+ protected:
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : Base(title, std::move(model.model()), communicator, dim, seed),
+        canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
+                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
+                   communicator.size(),
+                   {.sum = [this](std::span<double> values) { this->sum(values); },
+                    .batch =
+                        [this] {
+                          this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          return this->shares_.batch();
+                        }}) {
+    this->shares_.add_as_they_are();
+  }
+
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
+  template <class Counts>
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
+  }
+
+  // The parameters' own hooks come later, with the gradient of the whole batch.
+  template <class F>
+  void on_gradients(const F& f) {
+    std::unordered_map<const Node*, std::size_t> numbers;
+    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+  }
+  template <class F>
+  void when_backward_ends(const F& f) {
+    canonical_.when_backward_ends(f);
+  }
+  /// Every pass is the whole batch's: there is nothing to put off.
+  NoSync scope_without(bool&) const { return {}; }
+
+  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
+    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
+                      "AllReduce");
+    const auto refuse = [](bool chosen, const char* option) {
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+    };
+    refuse(core.options.static_graph, "static_graph");
+    refuse(core.options.non_finite != NonFinite::propagate,
+           "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
+    refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+  }
+  /// A worker sends its sums to the server, which adds up all ranks'.
+  void push_sums(int server) {
+    const auto& tree = canonical_.tree();
+    const D device = this->model_device();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto of_ranks =
+        same_bits::sums_of_ranks(canonical_.shares(), this->ranks(), static_cast<std::size_t>(this->shares_.batch()));
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      const auto with_numbers = [&](std::byte* place, const auto& f) {
+        ddp::with_type(group.dtype, place, [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
+      };
+      if (this->communicator_.rank() != server) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(tree.sum(k, g, 0), [&](auto numbers) { this->communicator_.send(numbers, server, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (static_cast<int>(rank) == server) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(sum, [&](auto numbers) { this->communicator_.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      same_bits::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
+    }
+  }
+
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(this->communicator_.size() == 1, this->title_,
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+    Base::begin_join(facts);
+  }
+  void check_weighed() {}
+  bool weighed() const { return true; }
+  void weigh_losses(std::span<const Ref<Node>> nodes) override {
+    if (this->communicator_.size() > 1) same_bits::check_means(nodes);
+    this->weigh_run(/*refused=*/false);
+  }
+
+  same_bits::ModelShares<Model> canonical_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/single_device.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+
+namespace chorus {
+
+/// All shares of each batch, one after the other.
+template <class Model, int Shares>
+class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
+ public:
+  static constexpr const char* name = "single";
+  static constexpr bool one_device = true;
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = SingleDevice<SameBits<Other, Shares>>;
+
+  explicit SingleDevice(SameBits<Model, Shares> model, std::uint64_t seed = initial_seed(),
+                        const SingleDeviceOptions& options = {})
+      : OneProcessPolicy<Model>(std::move(model.model()), seed),
+        handles_(this->model_),
+        buffers_(nn::named_buffers<typename Policy<Model>::device_type>(this->model_)),
+        shares_(this->model_, this->flat_, buffers_, this->alive(),
+                same_bits::checked_shares(model.shares(), 1, options.dim), 0, 1) {}
+  /// For `launch`: see SingleDevice.
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  SingleDevice(SameBits<Model, Shares> model, Run& run, const SingleDeviceOptions& options = {})
+      : SingleDevice(detail::placed(std::move(model), run), run.seed(), options) {
+    run.check_options();
+  }
+
+  /// See SingleDevice.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
+    const RandomScope scope(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    auto output = same_bits::forward(shares_, this->model_, this->random_, this->on_model_device(inputs)...);
+    this->end_forward();
+    return output;
+  }
+
+  int devices() const { return 1; }
+  int canonical_shares() const { return static_cast<int>(shares_.shares()); }
+
+ private:
+  detail::ModelHandles handles_;
+  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;
+  same_bits::ModelShares<Model> shares_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+
 // <chorus/train/advice.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
@@ -32325,7 +34289,7 @@ inline std::string advice_text(const Trace& trace) {
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
-/// DeviceLoader: a loader's batches on a GPU, each on its way while the GPU works on the one before.
+/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
 
 namespace chorus::data {
 
@@ -32345,8 +34309,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. There are two of
-/// each, which take turns.
+/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
+/// turns.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -32366,17 +34330,17 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // which may be writing where nobody has read yet
+      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
     } catch (const Error&) {
-      // The device is broken: nothing of it will be read.
+      // The device is broken: nothing will be read.
     }
   }
 
   std::optional<Tensors>& current() { return current_; }
-  /// The loop has come to a second batch.
+  /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch, which the thread's current stream reads after it has come.
+  /// The next batch. The thread's current stream reads it after its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -32396,8 +34360,8 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may be others, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may be others
+    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
+    cuda::Event read;    // the tensors' numbers may change
   };
 
   // On the pass's own thread.
@@ -32428,7 +34392,7 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // What somebody still has stays as it is.
+    // Tensors that the program still holds stay as they are.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
       cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
@@ -32451,11 +34415,11 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader, which must outlive it, on `device`: tuples of the tensors of each, images and
-/// labels of images. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A batch is copied by a stream of
-/// its own, from pinned memory, while the GPU still works on the one before; the loop's stream waits for it on the GPU
-/// alone. What the loop keeps of a batch stays as it is. What the loader throws is rethrown at the batch where it
-/// happened. One pass at a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
+/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
+/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
+/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
+/// a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;

@@ -244,7 +244,6 @@ namespace {
 
 namespace chorus {
 
-class CanonicalCut;
 template <class N>
 class Ref;
 struct BackwardOptions;
@@ -369,9 +368,6 @@ class Node {
   /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
-
-  /// Of what a policy with canonical shares has returned: how the batch is cut.
-  virtual const std::shared_ptr<const CanonicalCut>* canonical_cut() const { return nullptr; }
 
   /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
   virtual std::uint64_t numbers_version() const { return 0; }
@@ -1423,8 +1419,8 @@ CHORUS_INLINE void set_num_threads(int n) {
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <sys/mman.h>
 
@@ -1702,19 +1698,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -1724,8 +1720,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -1857,7 +1852,7 @@ class Writes {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -1866,8 +1861,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -1885,15 +1880,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -1909,12 +1904,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -1983,7 +1978,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -2014,8 +2009,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -2029,7 +2024,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -2057,7 +2052,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -2065,14 +2060,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -2085,14 +2080,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -2102,19 +2097,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -2139,15 +2134,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -2156,14 +2151,14 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
@@ -2454,8 +2449,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -2471,7 +2466,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -2502,8 +2497,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -2518,7 +2513,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -2528,7 +2523,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -2555,8 +2550,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -2570,7 +2566,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -2604,7 +2600,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -2633,7 +2629,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -2645,8 +2641,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -2663,7 +2658,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -2677,8 +2672,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -2705,12 +2700,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -2727,7 +2722,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -2735,8 +2730,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -3375,7 +3370,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -4099,8 +4094,8 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <sys/mman.h>
 
@@ -4354,19 +4349,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -4376,8 +4371,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -4509,7 +4503,7 @@ class Writes {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -4518,8 +4512,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -4537,15 +4531,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -4561,12 +4555,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -4635,7 +4629,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -4666,8 +4660,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -4681,7 +4675,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -4709,7 +4703,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -4717,14 +4711,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -4737,14 +4731,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -4754,19 +4748,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -4791,15 +4785,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -4808,14 +4802,14 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 namespace chorus {
 
@@ -4843,8 +4837,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -4860,7 +4854,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -4891,8 +4885,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -4907,7 +4901,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -4917,7 +4911,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -4944,8 +4938,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -4959,7 +4954,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -4993,7 +4988,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -5022,7 +5017,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -5034,8 +5029,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -5052,7 +5046,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -5066,8 +5060,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -5094,12 +5088,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -5116,7 +5110,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -5124,8 +5118,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -5516,7 +5510,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -5934,8 +5928,8 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <mutex>
 
@@ -6215,19 +6209,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -6237,8 +6231,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -6370,7 +6363,7 @@ class Writes {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -6379,8 +6372,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -6398,15 +6391,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -6422,12 +6415,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -6496,7 +6489,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -6527,8 +6520,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -6542,7 +6535,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -6570,7 +6563,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -6578,14 +6571,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -6598,14 +6591,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -6615,19 +6608,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -6652,15 +6645,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -6669,14 +6662,14 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
@@ -6968,8 +6961,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -6985,7 +6978,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -7016,8 +7009,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -7032,7 +7025,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -7042,7 +7035,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -7069,8 +7062,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -7084,7 +7078,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -7118,7 +7112,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -7147,7 +7141,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -7159,8 +7153,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -7177,7 +7170,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -7191,8 +7184,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -7219,12 +7212,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -7241,7 +7234,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -7249,8 +7242,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -7302,7 +7295,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 // <chorus/tensor/memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
-/// Moving bytes between devices: what a kind of device must bring so that tensors can be created and read there.
+/// Copies of bytes between devices: the functions that a kind of device needs for the creation and reading of tensors.
 
 namespace chorus {
 
@@ -7322,8 +7315,8 @@ inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
 /// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are
-/// there.
+/// stream. A copy from the host returns as soon as the source may change. A copy to the host returns when the numbers
+/// have arrived.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
@@ -7390,8 +7383,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Pinned pieces through which a device's copies from the host pass: the caller copies into one while the device reads
-/// another.
+/// Pinned pieces for a device's copies from the host: the caller copies into one while the device reads another.
 class Staging {
  public:
   static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
@@ -7431,7 +7423,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-/// Lets `to` read and write `from`'s memory directly, where the machine can.
+/// Lets `to` read and write `from`'s memory directly, if the machine can.
 inline void enable_peer(Cuda to, Cuda from) {
   static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
   std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
@@ -7440,7 +7432,7 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    // A device has so many peers at most; copies from the others go through the host.
+    // The largest number of peers of a device; copies from other devices go through the host.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
@@ -7463,7 +7455,7 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
                                             bytes, stream);
 }
 
-/// To the host: waits for it. Throws what went wrong in the work before it.
+/// To the host: waits for it. Throws the errors of earlier work.
 inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
@@ -7475,7 +7467,7 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   cuda::synchronize(from_device);
 }
 
-/// On one device, or between two: then each device's stream goes on where the other's data is in order.
+/// On one device, or between two. Between two, each device's stream continues when the other's data is in order.
 inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
@@ -7543,7 +7535,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -7585,25 +7577,25 @@ class Tensor {
 
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
-  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  /// `y = x`: from now on the name `y` stands for x's memory; its old numbers stay unchanged.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
-  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
-  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
-  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a handle without a name copies the numbers of
+  /// `y`, a Tensor that broadcasts or a number, as in PyTorch. All handles to the memory see them, as after `x[0] +=
+  /// y`. Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle has one place
+  /// for several elements, or if no other handle has its memory, so that the numbers would be lost (as with a sum).
   template <class Y>
   Tensor operator=(const Y& y) && {
     write_through(*this, y);
     return *this;
   }
-  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  /// Assignments of other values to a name, and assignments to a read-only value, don't compile.
   void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
   template <class Y>
   requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
-  /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
-  /// negative or their product too large for any memory.
+  /// Dense, contents undefined, by default on `default_device`, as below. Throws ShapeError if a size is negative or
+  /// their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
@@ -7623,7 +7615,7 @@ class Tensor {
     return out;
   }
 
-  /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
+  /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
@@ -7657,7 +7649,7 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
   T* data() const { return shifted(data_, storage_.moved()); }
 
-  /// True where the elements lie in row-major order without gaps.
+  /// True if the elements lie in row-major order without gaps.
   bool is_contiguous() const {
     Index expected = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
@@ -7667,7 +7659,7 @@ class Tensor {
     return true;
   }
 
-  /// One element, on the CPU. Throws ShapeError where an index is out of range, UsageError where there is none.
+  /// One element, on the CPU. Throws ShapeError if an index is out of range, UsageError if the tensor is undefined.
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
@@ -7682,7 +7674,7 @@ class Tensor {
     return data()[offset];
   }
 
-  /// The number in a tensor of one element, brought to the host.
+  /// The number in a tensor of one element, copied to the host.
   T item() const {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
@@ -7702,7 +7694,7 @@ class Tensor {
     return out;
   }
 
-  /// Index `at` of an axis, which goes away; a view.
+  /// Index `at` of an axis, which disappears; a view.
   Tensor<T, Rank - 1, D> select(Index axis, Index at) const
     requires(Rank > 0)
   {
@@ -7743,7 +7735,7 @@ class Tensor {
     return out;
   }
 
-  /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
+  /// Another shape over the same memory, which must be dense. One size may be -1: it is computed.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
@@ -7800,7 +7792,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;  // where it was when this handle was made: see Home
+  T* data_ = nullptr;  // its place when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -7817,7 +7809,7 @@ template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
 
 namespace detail {
-/// Throws UsageError where one is undefined: the shape of one without axes says that it has an element.
+/// Throws UsageError if one is undefined: the shape of a tensor without axes would claim one element.
 template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
@@ -7829,7 +7821,7 @@ template <Device D>
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
                     ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
 }
-/// Throws DeviceError where operands are on several devices.
+/// Throws DeviceError if operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
 void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;
@@ -11969,15 +11961,15 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 /// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
 
-// <chorus/core/share_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// How things are cut into shares whose sizes differ by at most one.
 
 namespace chorus {
 
-inline constexpr int most_canonical_shares = 64;
+/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+inline constexpr int most_shares = 64;
 
 /// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
 constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
@@ -11985,126 +11977,8 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
   return at * (count / n) + std::min(at, count % n);
 }
 
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
-struct ShareRange {
-  std::size_t begin = 0, end = 0;
-
-  std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
-  bool joins(const ShareRange& next) const;
-  friend bool operator==(const ShareRange&, const ShareRange&) = default;
-};
-
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
-constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
-  const auto all = static_cast<std::int64_t>(shares);
-  return {static_cast<std::size_t>(share_begin(all, devices, i)),
-          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
-}
-
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
-class ShareTree {
- public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
-  template <class Add>
-  void push(ShareRange shares, const Add& add) {
-    sums_.push_back(shares);
-    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
-  }
-  /// All shares have come: one sum is left.
-  template <class Add>
-  void finish(const Add& add) {
-    while (sums_.size() > 1) add_last(add);
-  }
-  /// What has been added up so far, from left to right.
-  const std::vector<ShareRange>& sums() const { return sums_; }
-
- private:
-  template <class Add>
-  void add_last(const Add& add) {
-    const std::size_t end = sums_.back().end;
-    sums_.pop_back();
-    sums_.back().end = end;
-    add(sums_.size());
-  }
-
-  std::vector<ShareRange> sums_;
-};
-
-/// The sums that are left of a run of so many shares; one where it has all of them.
-std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
-
-/// Values of shares, or of sums of them, added up in the order of the tree.
-template <class Value>
-class TreeSum {
- public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
-  template <class Add>
-  void push(ShareRange shares, Value value, const Add& add) {
-    values_.push_back(std::move(value));
-    tree_.push(shares, last_two(add));
-  }
-  /// The sum, when all have come; null of none.
-  template <class Add>
-  const Value* finish(const Add& add) {
-    tree_.finish(last_two(add));
-    return values_.empty() ? nullptr : &values_.front();
-  }
-
- private:
-  template <class Add>
-  auto last_two(const Add& add) {
-    return [this, &add](std::size_t depth) {
-      add(values_[depth - 1], values_[depth]);
-      values_.pop_back();
-    };
-  }
-
-  ShareTree tree_;
-  std::vector<Value> values_;
-};
-
-/// Numbers of all shares as one; 0 of none.
-double add_shares(std::span<const double> of_share);
-
 }  // namespace chorus
-
-#if !CHORUS_COMPILED
-// <chorus/core/share_tree_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-/// How numbers are added up in the order of the tree.
-
-namespace chorus {
-
-CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
-  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
-}
-
-CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
-  ShareTree tree;
-  const auto nothing = [](std::size_t) {};
-  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
-  if (run == ShareRange{0, shares}) tree.finish(nothing);
-  return tree.sums();
-}
-
-CHORUS_INLINE double add_shares(std::span<const double> of_share) {
-  const auto add = [](double& left, double right) { left += right; };
-  TreeSum<double> sum;
-  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
-  const double* const all = sum.finish(add);
-  return all == nullptr ? 0 : *all;
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARE_TREE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 
 #include <numeric>
 
@@ -12227,26 +12101,26 @@ struct PartOfParameter {
 // <chorus/tensor/promised_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
-/// them can be drawn alone, by whoever keeps it.
+/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a process can
+/// draw only the part that it keeps.
 
 // <chorus/tensor/paged_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-/// PagedMemory: addresses that stay, and pages behind them that come and go.
+/// PagedMemory: addresses that stay, with pages that come and go.
 
 #include <unistd.h>
 
 namespace chorus {
 
-/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
-/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
-/// pages alone go: those at the ends of a range stay.
+/// A zeroed block of the host's memory. Ranges of it can be returned to the system: tensors in them keep their
+/// addresses. Returned ranges count as not allocated on device `slot`; a later write brings pages of zeros. Only whole
+/// pages are returned: those at the ends of a range stay.
 ///
-/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+/// It is made for a Storage, which counts the whole block as allocated while it lives.
 class PagedMemory {
  public:
-  /// Throws Error where the system has no such addresses left.
+  /// Throws Error if the system has no such addresses left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
     void* const data =
@@ -12263,14 +12137,14 @@ class PagedMemory {
 
   std::byte* data() const { return data_; }
 
-  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  /// Returns the pages within bytes [begin, end); their contents are lost. The pages are in use until then.
   void give_back(std::size_t begin, std::size_t end) {
     const auto inner = pages_within(begin, end);
     if (inner == 0) return;
     madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
     count(-static_cast<std::int64_t>(inner));
   }
-  /// Those pages are in use again.
+  /// These pages are in use again.
   void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
 
   static std::size_t page() {
@@ -12293,10 +12167,10 @@ class PagedMemory {
   int slot_;
   trace::Memory kind_;
   std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+  std::int64_t absent_ = 0;  // bytes that a Storage counts although they are absent
 };
 
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+/// Memory of zeros without pages, which counts as not allocated; and its pages.
 inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
@@ -12312,8 +12186,8 @@ inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages
 
 namespace chorus {
 
-/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
-/// give such tensors, and parameters that move take the promise along.
+/// Tensors with addresses but without numbers. While one is current in a thread, the functions of nn::init return such
+/// tensors, and parameters that move take the promise along.
 class PromisedNumbers {
  public:
   /// Draws elements [first, first + count) into `out`.
@@ -12322,7 +12196,7 @@ class PromisedNumbers {
 
   static PromisedNumbers*& current();
 
-  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
+  /// A tensor whose numbers `draw` gives. If it is small, the numbers are drawn now.
   template <class T, int Rank>
   Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
     const auto count = numel(shape);
@@ -12340,12 +12214,12 @@ class PromisedNumbers {
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  /// If numbers at `from` are promised, they are now promised at `to`.
   bool move(const void* from, void* to);
-  /// Numbers that are promised at `from` are needed here no more.
+  /// The promised numbers at `from` are no longer needed here.
   void forget(const void* from);
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
-  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it,
+  /// with the draw of the whole. Returns the part's memory; none if nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
@@ -12356,17 +12230,18 @@ class PromisedNumbers {
     forget(from);
     return add(bytes, count, std::move(draw));
   }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
+  /// Draws elements [first, first + count) of the numbers that are promised at `at` into `out`; false if none are
+  /// promised.
   bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
-  /// Draws what is promised yet, where it is.
+  /// Draws all numbers that are still promised, at their places.
   void keep_the_rest();
 
-  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
-  /// of them would be lost. `name` says whose they are.
+  /// Throws UsageError if a program has written or read the numbers at `at` while they were promised: its change would
+  /// be lost. `name` names their owner.
   void check_untouched(const void* at, const std::string& name);
-  /// The same for all.
+  /// The same for all promised numbers.
   void check_untouched() const;
 
  private:
@@ -12389,7 +12264,7 @@ class PromisedNumbers {
 // <chorus/tensor/promised_numbers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
-/// How numbers are drawn that were promised.
+/// The drawing of promised numbers.
 
 namespace chorus {
 
@@ -13126,7 +13001,7 @@ Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
 
 namespace chorus {
 
-/// `[[1, 2], [3, 4]]`; of an axis of over 8 entries the first and last 3 are shown.
+/// `[[1, 2], [3, 4]]`. For an axis of over 8 entries the first and last 3 are shown.
 template <Scalar T, int Rank>
 void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
   if (!tensor.defined()) {
@@ -13156,8 +13031,8 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 
 }  // namespace chorus
 
-/// A shape, `[2, 3]`. It is an array of integers, no type of chorus: the operator is found in the global namespace,
-/// and one that a program has for all arrays goes on to serve the others.
+/// A shape, `[2, 3]`. It is an array of integers and no type of chorus: the operator is in the global namespace, and a
+/// program's own operator for all arrays still serves the others.
 template <class Stream, std::size_t Rank>
 requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
 Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {
@@ -13332,17 +13207,16 @@ inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same
 // <chorus/data/dataset.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
-/// What a loader asks of a dataset, and the form that the library's own take: images as bytes in memory.
+/// The interface of a dataset for a loader, and the form of the library's own: images as bytes in memory.
 
 // <chorus/data/random_stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
-/// Random numbers of one sample: a Philox stream named by (key, place, lap), so that it is the same on any rank or
-/// thread.
+/// Random numbers of one sample: a Philox stream named by (key, place, lap). It is the same on any rank or thread.
 
 namespace chorus::data {
 
-/// What a stream is for; streams of different purposes under one seed have nothing in common.
+/// The purpose of a stream. Streams of different purposes under one seed are independent.
 enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
@@ -13380,8 +13254,8 @@ class RandomStream {
   /// In [low, high).
   float uniform(float low, float high) { return low + (high - low) * uniform(); }
 
-  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`, so
-  /// that no value is likelier than another by more than 2^-32.
+  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`. The
+  /// probabilities of two values differ by at most 2^-32.
   Index below(Index count) {
     const auto n = static_cast<std::uint64_t>(count);
     const std::uint64_t high = word(), low = word();
@@ -13401,8 +13275,8 @@ class RandomStream {
 // <chorus/data/transforms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
-/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
-/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
+/// Changes of an image between the dataset and the batch. Random transforms draw from the sample's own stream, keyed by
+/// (seed, epoch, sample): a sample looks the same on every rank, device and worker.
 
 namespace chorus::data {
 
@@ -13420,7 +13294,7 @@ struct Image {
   }
 };
 
-/// Changes an image in place. It is called on several threads at once; any function object of this form will do.
+/// Changes an image in place. Several threads call it at once. Any function object of this form will do.
 using Transform = std::function<void(const Image&, RandomStream&)>;
 
 /// (pixel - mean) / stddev, per channel.
@@ -13451,8 +13325,7 @@ struct RandomHorizontalFlip {
   }
 };
 
-/// Pads all sides with `padding` zeros and cuts a window of the old size out of a random place: a shift of up to
-/// `padding`.
+/// Pads all sides with `padding` zeros and cuts a window of the old size at a random place: a shift of up to `padding`.
 struct RandomCrop {
   Index padding = 4;
 
@@ -13491,9 +13364,8 @@ enum class Split : std::uint8_t { train, test };
 constexpr std::string_view name(Split split) { return split == Split::train ? "train" : "test"; }
 
 /// A numbered collection of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with
-/// pixels in [0, 1], and returns the label, in [0, classes()); it is called on several threads at once, and it has to
-/// return: a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by
-/// default.
+/// pixels in [0, 1], and returns the label, in [0, classes()). Several threads call it at once. It has to return, since
+/// a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by default.
 template <class D>
 concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -13517,16 +13389,17 @@ concept ReadsSamples = requires(const D& dataset, Index i) {
 };
 }  // namespace detail
 
-/// A numbered collection of anything: `get(i)` returns a sample, on several threads at once. That is a number, a Tensor
-/// on the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
-/// draw from it, for augmentation: the numbers are those of (seed, epoch, sample), whoever prepares the sample.
+/// A numbered collection of any samples. `get(i)` returns a sample, on several threads at once: a number, a Tensor on
+/// the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
+/// draw random numbers for augmentation. They depend on (seed, epoch, sample), whichever thread or rank prepares the
+/// sample.
 template <class D>
 concept Samples = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<Index>;
 }
 &&(detail::DrawsSamples<D> || detail::ReadsSamples<D>);
 
-/// What a DataLoader takes.
+/// Anything that a DataLoader accepts.
 template <class D>
 concept Dataset = LabelledImages<D> || Samples<D>;
 
@@ -13543,14 +13416,14 @@ using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::decl
 }  // namespace detail
 
 /// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
-/// SyntheticImages are ways to fill one, so that a program can choose between them at run time:
-/// `ImageDataset train = SyntheticImages{8000, seed};`
+/// SyntheticImages fill one, so that a program can choose between them at run time: `ImageDataset train =
+/// SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
   /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
   using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
 
-  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError where the sizes don't fit.
+  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if the sizes don't fit.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
@@ -13563,13 +13436,13 @@ class ImageDataset {
     labels_ = shared(std::move(labels));
   }
 
-  /// `count` images, each made by `make` when it is first read; one that is never read takes no time and no memory.
+  /// `count` images. `make` makes each when it is first read; an unread image takes no time and no memory.
   ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
       : shape_(shape),
         size_(count),
         classes_(classes),
         normalization_(std::move(normalization)),
-        // Left as the system hands them out: pages that nobody writes to stay unused.
+        // Left as the system provides them: untouched pages stay unused.
         pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
         labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
         make_(std::move(make)),
@@ -13578,7 +13451,7 @@ class ImageDataset {
   Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
-  /// Mean and standard deviation of the pixels by channel, as they are commonly used with this dataset.
+  /// Mean and standard deviation of the pixels by channel, the usual ones for this dataset.
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {
@@ -13605,7 +13478,7 @@ class ImageDataset {
   Index size_, classes_;
   Normalize normalization_;
   Bytes pixels_, labels_;
-  Make make_;  // empty where all images are there from the start
+  Make make_;  // empty if all images exist from the start
   std::shared_ptr<std::once_flag[]> made_;
 };
 
@@ -13618,13 +13491,13 @@ namespace chorus::data {
 class Cifar10 : public ImageDataset {
  public:
   /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
-  /// where its size or a label is wrong.
+  /// `cifar-10-batches-bin` in it. Throws FileError with the path and the contents of the folder if a file is missing,
+  /// or if its size or a label is wrong.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
+  /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
   static std::string find(const std::string& folder);
-  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
+  /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
   static std::string advice(const std::string& folder);
 
  private:
@@ -13657,13 +13530,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -13672,7 +13545,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` as far as the file goes; returns the number of bytes.
+  /// Fills `to` up to the end of the file; returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> to);
 
  private:
@@ -13777,7 +13650,7 @@ CHORUS_INLINE std::string what_is_there(const std::string& folder) {
 }
 
 CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
   const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
   struct stat facts {};
@@ -13815,7 +13688,7 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
 }
 
 namespace detail {
-/// Where the files come from.
+/// The source of the files.
 inline constexpr const char* cifar10_source =
     "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
 }  // namespace detail
@@ -13882,13 +13755,13 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 // <chorus/data/loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
-/// DataLoader: batches of a dataset as tensors, prepared by background threads while the caller trains on the one
+/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the batch
 /// before.
 
 // <chorus/data/collate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
-/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and the rest a vector.
+/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and other values a vector.
 
 // <chorus/data/fields.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
@@ -13911,7 +13784,7 @@ template <class X, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return requires { X{((void)I, Anything{})...}; };
 }
-/// Members of a plain struct: so many initial values it takes at most. An array among them counts for all it has.
+/// Members of a plain struct: the largest number of initial values that it takes. An array counts for all its elements.
 template <class X, std::size_t N = 8>
 constexpr std::size_t members() {
   if constexpr (takes<X>(std::make_index_sequence<N>()))
@@ -13991,12 +13864,12 @@ template <class X>
 concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
     !std::same_as<NumberInRow<X>, char>;
 
-/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
-/// what shape it has, too.
+/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others also
+/// determine its shape.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is.
-  /// `most`: the length to fill up to; 0: that of the longest.
+  /// `padding`: numbers that fill up the first axis of fields; the last one serves all later fields. Empty: no padding.
+  /// `most`: the length after filling; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
@@ -14026,7 +13899,7 @@ class Collator {
   }
 
  private:
-  /// Numbers in a row, with what `stack` asks of a tensor.
+  /// Numbers in a row, with the interface that `stack` needs from a tensor.
   template <class T>
   struct View {
     std::span<const T> numbers;
@@ -14037,7 +13910,7 @@ class Collator {
 
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
-    // In braces: from left to right, as padding is counted.
+    // In braces: evaluated from left to right, since padding is counted.
     return std::tuple{
         (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
@@ -14080,8 +13953,8 @@ class Collator {
   std::size_t padded_ = 0;  // fields so far
 };
 
-/// The batch of no samples that has the shapes of `batch`, which is of one sample. Throws UsageError where samples
-/// don't lie along the first axis.
+/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples don't lie along the
+/// first axis.
 template <class B>
 B none_of(const B& batch) {
   if constexpr (AnyTensor<B>) {
@@ -14110,10 +13983,10 @@ B none_of(const B& batch) {
 
 }  // namespace detail
 
-/// What a DataLoader does with samples by default, as PyTorch's default_collate: tensors of one shape are stacked, with
-/// an axis more in front; numbers, and numbers in a row (std::vector, std::array), become a tensor; pairs, tuples and
-/// plain structs a tuple of what their members become; anything else, such as texts, a std::vector. Throws ShapeError
-/// where shapes differ.
+/// The default of a DataLoader, like PyTorch's default_collate. Tensors of one shape are stacked along a new first
+/// axis. Numbers, and numbers in a row (std::vector, std::array), become a tensor. Pairs, tuples and plain structs
+/// become a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if
+/// shapes differ.
 struct DefaultCollate {
   template <class Sample>
   auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
@@ -14124,7 +13997,7 @@ struct DefaultCollate {
 /// See pad_to_longest and pad_to.
 template <bool Whole>
 struct Padding {
-  /// Samples of other ranks are read, too: the length is that of the whole batch.
+  /// Samples of other ranks are read, too, since the length is that of the whole batch.
   static constexpr bool whole_batch = Whole;
   Index length = 0;
   std::vector<double> values = {};
@@ -14136,10 +14009,10 @@ struct Padding {
   }
 };
 
-/// Collates as DefaultCollate does, and fills tensors and numbers in a row up along their first axis to the longest of
-/// the global batch: `pad_to_longest(0, -100)` with zeros in the first such member of a sample, with -100 in all
-/// others. The length is the same on all ranks and under every policy, for which each rank reads the whole batch;
-/// `pad_to` reads its share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+/// Collates like DefaultCollate, and fills tensors and numbers in a row up along their first axis to the longest of the
+/// global batch. `pad_to_longest(0, -100)` fills with zeros in the first such member of a sample, and with -100 in all
+/// others. The length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to`
+/// reads its own share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
   if constexpr (sizeof...(Values) == 0)
@@ -14148,7 +14021,8 @@ Padding<true> pad_to_longest(Values... values) {
     return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for one below 1, and where it is used ShapeError for a longer sample.
+/// The same to a fixed length. Throws UsageError for a length below 1, and, when it is used, ShapeError for a longer
+/// sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
@@ -14160,7 +14034,7 @@ Padding<false> pad_to(Index length, Values... values) {
 
 namespace detail {
 
-/// One of the library's: it also gets samples that are not in the batch, for their shapes.
+/// A function of the library: it also gets samples outside of the batch, for their shapes.
 template <class Collate, class Sample>
 concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
   collate(samples, Index{}, Index{});
@@ -14197,12 +14071,12 @@ constexpr bool collates_whole() {
 // <chorus/data/sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
-/// Which samples a rank trains on, in which order: one order per (seed, epoch), cut into global batches, each shared
-/// out.
+/// The samples of a rank and their order: one order per (seed, epoch), cut into global batches, each of which is cut
+/// into shares.
 
 namespace chorus::data {
 
-/// Which share of the samples a sampler gives, and in which order.
+/// The share of the samples that a sampler gives, and their order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
@@ -14211,8 +14085,8 @@ struct SamplerOptions {
   /// Repeat samples so that all shares of a batch have one size.
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
-  int canonical_shares = 0;
-  /// For a net of several ranks, which compare the batches that they compute on.
+  int shares = 0;
+  /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
 
@@ -14227,11 +14101,12 @@ struct SamplerOptions {
 /// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer canonical
-  /// shares than ranks; padded ones there are not.
+  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer shares than
+  /// ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
-  /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
+  /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the
+  /// same.
   void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
@@ -14248,19 +14123,19 @@ class Sampler {
   /// Number of samples of global batch `b`, over all ranks and without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
-  /// The place in global batch `b` at which this rank's share starts.
+  /// The place in global batch `b` at which this rank's share begins.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
   std::span<const Index> share(Index b, Index batch) const&;
-  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
+  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a destroyed sampler
 
-  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
+  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid as long.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
-  /// What the random numbers of the i-th sample of this rank's share go by: the sample, or, where an order may have a
-  /// sample several times, its place in the epoch.
+  /// The key of the random numbers of the i-th sample of this rank's share: the sample, or, if an order may repeat a
+  /// sample, its place in the epoch.
   Index stream(Index b, Index batch, Index i) const;
 
  protected:
@@ -14271,7 +14146,7 @@ class Sampler {
  private:
   void check_batch(Index batch) const;
 
-  /// The place in a global batch of `count` samples at which the share of `rank` starts and that of the rank before
+  /// The place in a global batch of `count` samples at which the share of `rank` begins and that of the rank before
   /// ends.
   Index boundary(Index count, int rank) const;
 
@@ -14280,13 +14155,13 @@ class Sampler {
 
   Index size_, length_;  // of the dataset, and of an epoch
   SamplerOptions options_;
-  Draw draw_ = {};  // where the order is neither the dataset's nor a permutation
+  Draw draw_ = {};  // set if the order is neither the dataset's nor a permutation
   bool repeats_ = false;
   Index epoch_ = 0;
   std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
 
-/// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
+/// PyTorch's name for a sampler with a rank and a world size; a world of one is no special case.
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::data
@@ -14666,12 +14541,13 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
                     " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
-  const int shares = options_.canonical_shares;
-  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_canonical_shares),
-                    "Sampler: expected 0 canonical shares, or at least one for each of ", options_.world_size,
-                    " ranks and at most ", most_canonical_shares, ", got ", shares);
-  check<UsageError>(shares == 0 || !options_.padding,
-                    "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
+  const int shares = options_.shares;
+  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_shares),
+                    "Sampler: expected 0 shares, or at least one for each of ", options_.world_size,
+                    " ranks and at most ", most_shares, ", got ", shares);
+  check<UsageError>(
+      shares == 0 || !options_.padding,
+      "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares ", "has none");
   make_order();
 }
 
@@ -14722,9 +14598,9 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const Index world = options_.world_size;
   if (options_.padding) return rank * ((count + world - 1) / world);
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
-  if (options_.canonical_shares == 0) return chorus::share_begin(count, ranks, at);
-  const auto shares = static_cast<std::size_t>(options_.canonical_shares);
-  const auto first = chorus::share_begin(options_.canonical_shares, ranks, at);  // of this rank
+  if (options_.shares == 0) return chorus::share_begin(count, ranks, at);
+  const auto shares = static_cast<std::size_t>(options_.shares);
+  const auto first = chorus::share_begin(options_.shares, ranks, at);  // of this rank
   return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
@@ -14757,14 +14633,14 @@ namespace chorus::data {
 
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
-  Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 where the share is empty
+  Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 if the share is empty
   Tensor<std::int64_t, 1> labels;  ///< [samples]
   Index index = 0;                 ///< number of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
   Index first_sample = 0;          ///< place of images[0] in the global batch
-  /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
-  /// independently. views[0] is `images`, views[1] another view of the same samples, and
-  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view after the other.
+  /// [views, samples, channels, height, width]: LoaderOptions::views copies of each sample, augmented independently.
+  /// views[0] is `images`, views[1] another view of the same samples, and views.view(Shape<4>{views * samples,
+  /// channels, height, width}) has one view after the other.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>
@@ -14781,21 +14657,21 @@ struct Batch {
 struct LoaderOptions {
   Index batch = 64;        ///< samples in a global batch: shared out among the ranks
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
-  int prefetch = 2;        ///< batches that each worker may be ahead
-  bool drop_last = false;  ///< leave out a last batch that isn't full
-  // Of images alone; other data draw what they need in their `get(i, random)`.
-  bool normalize = true;  ///< apply the dataset's own normalisation, where it has one, after the transforms
+  int prefetch = 2;        ///< batches that each worker may prepare in advance
+  bool drop_last = false;  ///< skip a last batch that isn't full
+  // For images alone; other data draw their random numbers in `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's own normalisation, if it has one, after the transforms
   std::vector<Transform> transforms = {};
   /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
   int views = 1;
-  /// Of the random transforms; else the sampler's. Two loaders with one sampler's seed and other seeds here have the
-  /// same samples in the same order, and see each in another way.
+  /// The seed of the random transforms; by default the sampler's. Two loaders with one sampler's seed and different
+  /// seeds here have the same samples in the same order, with different augmentation.
   std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
 
-/// What a loader of images needs of its dataset, whatever its type.
+/// The interface of any dataset of images for a loader.
 struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
@@ -14805,19 +14681,19 @@ struct ImageSource {
   Batch make(const Sampler& sampler, Index b) const;
 };
 
-/// Throws UsageError where the sampler is for another size than the dataset's, or an option makes no sense.
+/// Throws UsageError if the sampler is for another size than the dataset's, or an option is invalid.
 void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
 
-/// Throws UsageError for options that are about images.
+/// Throws UsageError for options of images.
 void refuse_image_options(const LoaderOptions& options);
 
-/// Says once on stderr, on rank 0, that nobody calls set_epoch.
+/// Warns once on stderr, on rank 0, that set_epoch is never called.
 void warn_of_one_order(const Sampler& sampler);
 
 template <class B>
 struct LoaderPass;
 
-/// All of DataLoader that depends on the batches' type alone.
+/// The part of DataLoader that depends on the type of the batches alone.
 template <class B>
 class Loader {
  public:
@@ -14830,17 +14706,17 @@ class Loader {
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Takes the order and the augmentation of another epoch, from the next begin() on. Passes that are under way go on
-  /// in theirs.
+  /// Sets the order and the augmentation of another epoch, from the next begin() on. Passes that are under way keep
+  /// theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the next pass start at batch `batches`, to go on where an earlier run was left; the one after is whole again.
-  /// A pass counts from its first ++ on: whoever looks at the first batch alone, as `*loader.begin()`, takes nothing.
+  /// Lets the next pass start at batch `batches`, to continue an earlier run; the pass after it is whole again. A pass
+  /// counts from its first ++ on: a program that reads only the first batch, by `*loader.begin()`, uses up nothing.
   /// Throws UsageError for more batches than an epoch has.
   void skip(Index batches);
 
-  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
-  /// one of its own.
+  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; another begin() starts its
+  /// own.
   class Iterator {
    public:
     using value_type = B;
@@ -14854,8 +14730,8 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
-    /// For a loader around this one that reads ahead: from now on ++ takes nothing, and `goes_on` says that its own
-    /// reader has come to a second batch.
+    /// For a loader around this one that reads ahead: from now on ++ uses up nothing, and `goes_on` tells that the
+    /// outer loader's reader has reached a second batch.
     void reads_ahead() const;
     void goes_on() const;
 
@@ -14863,8 +14739,8 @@ class Loader {
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
-  /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
-  /// order again since nobody has called set_epoch; a look at a first batch is no epoch.
+  /// Starts a pass of its own, with its own workers. Warns once on stderr, on rank 0, if shuffled data repeat their
+  /// order because set_epoch is not called; reading a first batch is no epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -14881,21 +14757,21 @@ class Loader {
   };
   friend struct LoaderPass<B>;
 
-  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
+  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, share it
   Sampler sampler_;
   Index batches_ = 0;
-  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there, and go on, set it to 0
-  int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
-  /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
+  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there and continue set it to 0
+  int epochs_unset_ = 0;  // epochs begun since the loader was made, until set_epoch is called
+  /// The last one begun: `auto& batch = *loader.begin()` is valid until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;    // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the last one that epochs_unset_ counted
   std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
 };
 
 template <class D, class Collate>
 inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
 
-/// What a loader of other data than images makes: what `collate` returns.
+/// The batches of a loader of other data than images: the result of `collate`.
 template <class D, class Collate>
 auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
                 Index b) {
@@ -14904,7 +14780,7 @@ auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& o
   const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
   // An empty share has the shapes of the batch's first sample.
   const auto read = whole ? all : share.empty() ? all.first(1) : share;
-  const Index place = whole || share.empty() ? -first : 0;  // of what is read, from the share's begin on
+  const Index place = whole || share.empty() ? -first : 0;  // of the samples that are read, from the share's begin on
   std::vector<SampleOf<D>> samples;
   samples.reserve(read.size());
   for (std::size_t i = 0; i < read.size(); ++i) {
@@ -14930,25 +14806,25 @@ struct BatchOf<D, Collate> {
 
 }  // namespace detail
 
-/// Batches of `dataset`, in the order and the shares of `sampler`; the loader keeps a reference to the dataset, which
-/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
-/// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
-/// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
+/// Batches of `dataset`, in the order and the shares of `sampler`. The loader keeps a reference to the dataset, which
+/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch: always the same one, unless
+/// `set_epoch` is called. Threads live from begin() to the end of the epoch, to the next begin() or to the loader's
+/// destruction. An exception of a worker is rethrown to the caller at its batch.
 ///
-/// A batch of images is a `Batch`. Of other data it is what `collate` returns, which is called on several threads:
-/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...]; or a function of one's own
-/// of a std::vector of samples, this rank's share. Where a share is empty that is called with one sample, and its
-/// tensors are cut to none along the first axis.
+/// A batch of images is a `Batch`. A batch of other data is the result of `collate`, which several threads call:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your own function of a
+/// std::vector of samples, this rank's share. For an empty share that function gets one sample, and its tensors are cut
+/// to length 0 along the first axis.
 template <Dataset D, class Collate = DefaultCollate>
 class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::type> {
   using Base = detail::Loader<typename detail::BatchOf<D, Collate>::type>;
 
  public:
-  /// Throws UsageError where the sampler is for another size, or an option makes no sense.
+  /// Throws UsageError if the sampler is for another size, or an option is invalid.
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
       : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
         dataset_(&dataset) {}
-  // The dataset would be gone at once.
+  // Refused: the dataset would be destroyed at once.
   DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }
@@ -14976,7 +14852,7 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
 
 }  // namespace chorus::data
 
-// A batch takes part in structured bindings as its images and labels.
+// Structured bindings of a batch are its images and labels.
 template <>
 struct std::tuple_size<chorus::data::Batch> : std::integral_constant<std::size_t, 2> {};
 template <>
@@ -15044,8 +14920,8 @@ Thread start_thread(std::string_view who, Body body) {
 
 namespace chorus::data {
 
-/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the one that is
-/// taken next; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
+/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the next one to be
+/// taken; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
 template <class Item>
 class Prefetch {
  public:
@@ -15063,11 +14939,11 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next item; none after the last. Rethrows what `make` threw for it, and has no item after that.
+  /// The next item; none after the last. Rethrows the exception of its `make`, and has no item after that.
   std::optional<Item> next() {
     if (taken_ >= count_) return std::nullopt;
     if (threads_.empty()) {
-      const Index i = std::exchange(taken_, count_);  // the end, should make_ throw
+      const Index i = std::exchange(taken_, count_);  // the end, if make_ throws
       std::optional<Item> item = make_(i);
       taken_ = i + 1;
       return item;
@@ -15136,7 +15012,7 @@ class Prefetch {
 
 namespace chorus::data::detail {
 
-/// One pass over a loader's data: what it reads is its own, or never changes.
+/// One pass over a loader's data. Everything that it reads is its own, or never changes.
 template <class B>
 struct LoaderPass {
   /// A batch, and its place for a trace.
@@ -15148,15 +15024,15 @@ struct LoaderPass {
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
   std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
-  bool went_on = false;              // by ++: until then it is a look at the first batch
-  bool in_loop = false;              // somebody has asked for its end
+  bool went_on = false;              // by ++: until then only the first batch was read
+  bool in_loop = false;              // somebody has compared with the end
   bool reads_ahead = false;
   bool aside = false;  // within another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
-    current.reset();  // its memory is free for the next batch to be made
+    current.reset();  // its memory is free for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
     if (span && current)
@@ -15183,7 +15059,7 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
-  // A loop that was left in its first batch is no look, where the epochs are counted.
+  // If epochs are counted, a loop that ended in its first batch is an epoch.
   if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
     Iterator(newest_).goes_on();
   epochs_unset_ = -1;
@@ -15200,10 +15076,10 @@ template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
   const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch; nor is one after a look.
+  // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
-  // A loop within the first batch of the one that starts at the place to go on from is whole.
+  // A loop within the first batch of the pass that starts at the skipped place is whole.
   const auto at_skip = at_skip_.lock();
   const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
                       at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
@@ -15229,7 +15105,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();
-  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left, to look at or to go on to
+  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left to read
   return Iterator(newest_);
 }
 
@@ -15270,7 +15146,7 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/data/loader_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
-/// How DataLoader makes batches of images, and what it checks.
+/// How DataLoader makes batches of images, and its checks.
 
 // <chorus/core/say.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
@@ -15380,7 +15256,7 @@ CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
     for (Index view = 1; view < options.views; ++view)
       std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
     for (Index view = 0; view < options.views; ++view) {
-      // No dataset has 2^48 samples: each view draws as if it were of another one.
+      // No dataset has 2^48 samples: each view draws like a sample of another one.
       const Index stream = sampler.stream(b, options.batch, static_cast<Index>(i));
       RandomStream random(seed, Purpose::augment, stream + (view << 48), sampler.epoch());
       for (const auto& transform : options.transforms) transform(image_of(view, i), random);
@@ -15405,16 +15281,16 @@ extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 
 namespace chorus::data {
 
-/// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
+/// Images of shape {1, 28, 28} (or the file's size) and labels from 0 to 9.
 class Mnist : public ImageDataset {
  public:
   /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
-  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
-  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
-  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
+  /// front of `idx`, each plain, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
+  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path and the contents
+  /// of the folder if one is missing, if one is malformed, or if they don't fit each other.
   explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
+  /// The path of one of MNIST's files, under any of its names; nothing if it is missing.
   static std::string find(const std::string& folder, Split split, const char* suffix);
   static constexpr const char* images = "-images-idx3-ubyte";
   static constexpr const char* labels = "-labels-idx1-ubyte";
@@ -15441,7 +15317,7 @@ class Mnist : public ImageDataset {
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib where the build has it.
+/// Files compressed with gzip, through zlib if the build has it.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -15451,8 +15327,8 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
+/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
+/// arrived, not with the number in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
@@ -15464,7 +15340,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+/// Decompresses a file in order. It never makes more bytes than the caller asks for.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -15477,10 +15353,10 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
   /// short.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
@@ -15498,7 +15374,7 @@ class GzipFile {
     return done;
   }
 
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  /// True if the file has nothing but the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -15521,7 +15397,7 @@ class GzipFile {
 
 #else
 
-/// Stands in where the build has no zlib: throws FileError.
+/// For builds without zlib: throws FileError.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) {
@@ -15553,7 +15429,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit; a compressed one only sets a limit, and its end is looked at after
+// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -15561,7 +15437,7 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there.
+/// Reads `count` values, or fewer at the end of the file.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
@@ -15594,7 +15470,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // Above 2^32 values no file fits, and a product of two 32-bit factors can't wrap.
+    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -15610,9 +15486,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
-/// what its header says.
+/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
+/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
+/// in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -15624,13 +15500,13 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 namespace chorus::data {
 
 namespace detail {
-/// The path of one of the files in `place` itself, or nothing where there is none.
+/// The path of one of the files in `place` itself; nothing if it is missing.
 inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
   const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
-  std::string something;  // that is there, and no file
+  std::string something;  // of an entry that is no file
   for (const auto& name : names) {
     const std::string path = cat(place, "/", name);
     if (!file_exists(path)) continue;
@@ -15644,7 +15520,7 @@ inline std::string mnist_file_in(const std::string& place, Split split, const ch
 }  // namespace detail
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels are of one place: another one may hold those of another dataset.
+  // Images and labels come from one place: another place may hold another dataset's.
   for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
     const std::string place = folder + inside;
     if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())
@@ -15691,9 +15567,9 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
 namespace chorus::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
-/// it is first read, so that a rank makes its share alone. Programs compiled with and without fused multiply-add round
-/// differently: one pixel in 100,000 or fewer is then off by 1/255.
+/// test split shares no random number with the train split, and the labels repeat from 0 to 9. An image is made when it
+/// is first read, so that a rank makes only its share. Programs with and without fused multiply-add round differently:
+/// one pixel in 100,000 or fewer then differs by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
@@ -15711,7 +15587,7 @@ class SyntheticImages : public ImageDataset {
 
   static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
-  /// Where there is ink, from 0 to 1.
+  /// The places of ink, from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink);
 
   /// A line with round ends; its edge fades over one pixel.
@@ -15757,7 +15633,8 @@ CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shap
 
 CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
                                                std::span<float> ink) {
-  // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
+  // The strokes of a seven-segment display between its six corners, two a row, from the top; and the strokes of each
+  // digit.
   constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
   constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
                                        0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};
@@ -30782,248 +30659,6 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 
-// <chorus/ops/canonical_mean.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-/// Losses of what a policy with canonical shares has returned: means over the whole batch, on every process, added up
-/// share by share in one fixed order.
-
-// <chorus/autograd/found_nodes.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-/// A walk back over the tape that ends where the caller says.
-
-#include <unordered_set>
-
-namespace chorus::detail {
-
-/// Nodes of the tape, each once, in the order in which they were found.
-class FoundNodes {
- public:
-  void add(Node& node) {
-    if (known_.insert(&node).second) nodes_.push_back(&node);
-  }
-  void add_inputs_of(const Node& node) {
-    node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
-  }
-  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
-  template <class GoesOn>
-  void walk(const GoesOn& goes_on) {
-    for (std::size_t next = 0; next < nodes_.size(); ++next)
-      if (goes_on(*nodes_[next])) add_inputs_of(*nodes_[next]);
-  }
-
-  bool has(const Node& node) const { return known_.contains(&node); }
-  const std::vector<Node*>& all() const { return nodes_; }
-
- private:
-  std::vector<Node*> nodes_;
-  std::unordered_set<const Node*> known_;
-};
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-
-// <chorus/core/canonical_cut.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
-
-namespace chorus {
-
-/// Belongs to the output of a policy with canonical shares; losses taken of it are the whole batch's.
-class CanonicalCut {
- public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
-  CanonicalCut(std::size_t shares, ShareRange run, std::int64_t samples)
-      : shares_(shares), run_(run), samples_(samples) {}
-  virtual ~CanonicalCut() = default;
-
-  std::size_t shares() const { return shares_; }
-  const ShareRange& run() const { return run_; }
-  std::int64_t samples() const { return samples_; }
-  /// The first sample of the run's share number `i`, among those of this process.
-  std::int64_t begin(std::size_t i) const { return share_begin(samples_, run_.count(), i); }
-  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
-  /// Sums over all processes that share the batch, in place; all of them call it.
-  virtual void sum_over_processes(std::span<double>) const {}
-
- private:
-  std::size_t shares_;
-  ShareRange run_;
-  std::int64_t samples_;
-};
-
-namespace detail {
-/// How many policies have canonical shares: without one, no loss looks for them.
-inline std::atomic<int>& canonical_policies() {
-  static std::atomic<int> count{0};
-  return count;
-}
-/// While it lives, there is one more.
-class CountedCanonicalPolicy {
- public:
-  CountedCanonicalPolicy() { ++canonical_policies(); }
-  ~CountedCanonicalPolicy() { --canonical_policies(); }
-  CountedCanonicalPolicy(const CountedCanonicalPolicy&) = delete;
-  CountedCanonicalPolicy& operator=(const CountedCanonicalPolicy&) = delete;
-};
-/// Whether this thread is within one share: there, a mean is the share's.
-inline bool& within_share() {
-  thread_local bool within = false;
-  return within;
-}
-}  // namespace detail
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CANONICAL_CUT_HPP
-
-namespace chorus::detail {
-
-inline constexpr const char* canonical_mean_name = "canonical_mean";
-
-/// How the batch was cut that `node` was made of; null where no policy has cut it, where it is one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
-[[gnu::cold]] std::shared_ptr<const CanonicalCut> find_cut(Node* node);
-
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
-[[gnu::cold]] void check_canonical_means(std::span<const Ref<Node>> nodes);
-
-/// That of losses, as many for each sample; null where they are not.
-template <Operand X>
-std::shared_ptr<const CanonicalCut> cut_of_losses(const X& losses) {
-  if (canonical_policies().load(std::memory_order_relaxed) == 0) return nullptr;
-  if constexpr (AnyTensor<X> || is_graph_variable<X>) {
-    return nullptr;
-  } else {
-    auto cut = find_cut(node_of(losses).get());
-    const Index count = value_of(losses).numel();
-    const bool fits = cut && (cut->samples() == 0 ? count == 0 : count % cut->samples() == 0);
-    return fits ? cut : nullptr;
-  }
-}
-
-/// Of the whole batch: a sum over its shares, and what it is divided by.
-struct WholeMean {
-  double sum = 0, over = 0;
-  double value() const { return over == 0 ? 0 : sum / over; }
-};
-
-/// From what this process's shares give. All processes call it. Throws UsageError, on all of them, where one has other
-/// samples than its shares of the batch.
-[[gnu::cold]] WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
-                                   std::span<const double> overs);
-
-/// sum(losses) / over: of all shares, on all processes. `over_of(begin, end)`: what the losses in that range of the
-/// flat `losses` are divided by; those of all shares add up, unless `over` says what all are divided by.
-template <AnyVariable X, class OverOf>
-auto canonical_mean(const X& losses, const CanonicalCut& cut, const OverOf& over_of, double over = 0) {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  const auto values = contiguous(value_of(losses));
-  const auto device = values.device();
-  const Index each = cut.samples() == 0 ? 0 : values.numel() / cut.samples();
-  std::vector<double> sums, overs;
-  for (std::size_t i = 0; i < cut.run().count(); ++i) {
-    const Index begin = cut.begin(i) * each, end = cut.begin(i + 1) * each;
-    const auto sum = Tensor<T, 0, D>::zeros({}, device);
-    if (end > begin) kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
-    sums.push_back(static_cast<double>(sum.item()));
-    overs.push_back(end > begin ? over_of(begin, end) : 0);
-  }
-  auto whole = add_shares(cut, sums, overs);
-  if (over != 0) whole.over = over;
-  auto mean = record(
-      canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
-      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
-        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
-        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
-      },
-      losses);
-  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
-}
-
-}  // namespace chorus::detail
-
-#if !CHORUS_COMPILED
-// <chorus/ops/canonical_mean_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-/// How a batch's cut is found, and what may go back into a net.
-
-namespace chorus::detail {
-
-CHORUS_INLINE std::shared_ptr<const CanonicalCut> find_cut(Node* node) {
-  std::shared_ptr<const CanonicalCut> found;
-  if (node == nullptr || within_share() || !grad_enabled()) return found;
-  FoundNodes nodes;
-  nodes.add(*node);
-  nodes.walk([&](const Node& next) {
-    const auto* const cut = next.canonical_cut();
-    if (cut == nullptr) return true;
-    check<UsageError>(!found || (found->samples() == (*cut)->samples() && found->run() == (*cut)->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
-                      found ? found->samples() : 0, " and ", (*cut)->samples(), " samples in ",
-                      found ? found->run().count() : 0, " and ", (*cut)->run().count(), " shares");
-    found = *cut;
-    return false;
-  });
-  return found;
-}
-
-CHORUS_INLINE void check_canonical_means(std::span<const Ref<Node>> nodes) {
-  const auto is_mean = [](const Node& node) {
-    return std::string_view(node.operation()) == canonical_mean_name;  // it may be another file's copy of the name
-  };
-  FoundNodes under;
-  for (const Ref<Node>& node : nodes)
-    if (is_mean(*node)) under.add_inputs_of(*node);
-  under.walk([](const Node& node) { return node.canonical_cut() == nullptr; });
-  for (const Node* const node : under.all())
-    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
-                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  FoundNodes beside;  // what others than means go back into
-  for (const Ref<Node>& node : nodes)
-    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
-  for (const Node* const node : beside.all())
-    check<UsageError>(node->canonical_cut() == nullptr && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
-}
-
-CHORUS_INLINE WholeMean add_shares(const CanonicalCut& cut, std::span<const double> sums,
-                                   std::span<const double> overs) {
-  const std::size_t shares = cut.shares();
-  std::vector<double> numbers(3 * shares);  // of all shares: sums, what they are divided by, numbers of samples
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    const std::size_t share = cut.run().begin + i;
-    numbers[share] = sums[i];
-    numbers[shares + share] = overs[i];
-    numbers[2 * shares + share] = static_cast<double>(cut.size(i));
-  }
-  cut.sum_over_processes(numbers);
-  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares, shares); };
-  const auto samples = of_shares(2);
-  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
-  for (std::size_t i = 0; i < shares; ++i) {
-    const auto expected = share_begin(batch, shares, i + 1) - share_begin(batch, shares, i);
-    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
-                      shares, " shares, share ", i, " has ", samples[i], ", expected ", expected,
-                      ": each process takes its shares of the batch, as the policy's sampler gives them");
-  }
-  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares)));
-  return {chorus::add_shares(of_shares(0).first(used)), chorus::add_shares(of_shares(1).first(used))};
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_OPS_CANONICAL_MEAN_HPP
-
 // <chorus/ops/cast.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
@@ -31130,6 +30765,91 @@ inline constexpr bool has_float_gradients =
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CAST_HPP
+
+// <chorus/ops/mean_of_parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
+/// Means over a batch that its policy computes in parts, and adds up in an order of its own (SameBits): the losses of
+/// the library ask here before they take a mean.
+
+namespace chorus {
+
+/// How the batch of one forward pass is cut into parts, of which this process has some.
+class BatchParts {
+ public:
+  virtual ~BatchParts() = default;
+
+  /// Of this process: how many parts and samples it has, and where part `i` begins among its samples.
+  virtual std::size_t parts() const = 0;
+  virtual std::int64_t samples() const = 0;
+  virtual std::int64_t begin(std::size_t i) const = 0;
+
+  /// Of the whole batch: a sum, and its divisor.
+  struct Mean {
+    double sum = 0, over = 0;
+    double value() const { return over == 0 ? 0 : sum / over; }
+  };
+  /// Adds up this process's parts with those of all others, which all call it. Throws UsageError, on all of them, where
+  /// one has other samples than its parts of the batch.
+  virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
+};
+
+namespace detail {
+
+/// Finds the parts of the batch from which a node was made; null while no policy computes in parts.
+inline std::atomic<std::shared_ptr<const BatchParts> (*)(Node*)> find_parts{nullptr};
+
+/// The operation that `mean_of_parts` records.
+inline constexpr const char* mean_of_parts_name = "mean_of_parts";
+
+/// The parts of the batch of which these are losses, as many for each sample; null where they are not.
+template <Operand X>
+std::shared_ptr<const BatchParts> parts_of(const X& losses) {
+  const auto find = find_parts.load(std::memory_order_relaxed);
+  if (find == nullptr) [[likely]]
+    return nullptr;
+  if constexpr (AnyTensor<X> || is_graph_variable<X>) {
+    return nullptr;
+  } else {
+    auto parts = find(node_of(losses).get());
+    const Index count = value_of(losses).numel();
+    const bool fits = parts && (parts->samples() == 0 ? count == 0 : count % parts->samples() == 0);
+    return fits ? parts : nullptr;
+  }
+}
+
+/// sum(losses) / over of all parts, on all processes. `over_of(begin, end)`: the divisor of the losses in that range of
+/// the flat `losses`; those of all parts add up, unless `over` is given.
+template <AnyVariable X, class OverOf>
+auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_of, double over = 0) {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  const auto values = contiguous(value_of(losses));
+  const auto device = values.device();
+  const Index each = parts.samples() == 0 ? 0 : values.numel() / parts.samples();
+  std::vector<double> sums, overs;
+  for (std::size_t i = 0; i < parts.parts(); ++i) {
+    const Index begin = parts.begin(i) * each, end = parts.begin(i + 1) * each;
+    const auto sum = Tensor<T, 0, D>::zeros({}, device);
+    if (end > begin) kernels::sum(device, kernels::AxisShape{.axis = end - begin}, values.data() + begin, sum.data());
+    sums.push_back(static_cast<double>(sum.item()));
+    overs.push_back(end > begin ? over_of(begin, end) : 0);
+  }
+  auto whole = parts.add_up(sums, overs);
+  if (over != 0) whole.over = over;
+  auto mean = record(
+      mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), device),
+      [divisor = whole.over, shape = values.shape()](const auto& dy, auto dx) {
+        const double gradient = divisor == 0 ? 0 : static_cast<double>(dy.item()) / divisor;
+        dx->add(tensor_of<X>::full(shape, static_cast<T>(gradient), dy.device()));
+      },
+      losses);
+  return as_mean(std::move(mean), over != 0 ? over : std::accumulate(overs.begin(), overs.end(), 0.0));
+}
+
+}  // namespace detail
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
 
 namespace chorus {
 
@@ -31250,9 +30970,9 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
-    if (const auto cut = detail::cut_of_losses(x)) [[unlikely]] {
+    if (const auto parts = detail::parts_of(x)) [[unlikely]] {
       normalize_axis("mean", axis, 1);
-      return detail::canonical_mean(x, *cut, [](Index begin, Index end) { return static_cast<double>(end - begin); });
+      return detail::mean_of_parts(x, *parts, [](Index begin, Index end) { return static_cast<double>(end - begin); });
     }
   auto y = detail::reduce(
       operations::Mean{axis}, x, axis,
@@ -32904,8 +32624,8 @@ class BatchGroup {
   /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
+                     "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
@@ -32932,6 +32652,10 @@ struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
 };
 
 namespace detail {
+/// Whether this thread computes one part of a batch that its policy has cut into parts, which are added up in a fixed
+/// order: a mean is the part's, and no sum's order is a library's choice.
+inline thread_local constinit bool computes_part = false;
+
 inline constexpr const char* different_layers =
     "SyncBatchNorm: the devices' copies of the model have come to different layers";
 }  // namespace detail
@@ -33581,6 +33305,8 @@ class ModuleList : public Module {
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 /// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
+
+#include <unordered_set>
 
 namespace chorus::detail {
 
@@ -39811,9 +39537,9 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   return record(
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
-       canonical = detail::within_share()](const auto& dy, auto dx, auto dw, auto db) {
-        // In canonical shares a bias's gradient has an order of its own: nothing depends on a library's choice.
-        const bool both = dw && db && !canonical &&
+       part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
+        // In a part of a batch the bias's gradient has an order of its own: nothing depends on a library's choice.
+        const bool both = dw && db && !part &&
                           detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
         if (db && !both) {
           const auto [grad, accumulate] = db->target();
@@ -41027,18 +40753,18 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, math::Arithmetic auto 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and that its owner may give up before the last replay.
+/// Memory that a captured step reads, and whose owner may release it before the last replay.
 
 #if CHORUS_USE_CUDA
 // <chorus/tensor/cuda/replay.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
-/// the number of the step, the number of the replay.
+/// Numbers that a captured step reads from device memory, since they change with each replay: the learning rate, the
+/// number of the step, the number of the replay.
 
 namespace chorus::cuda {
 
-/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
+/// Made before a capture. A ReplayScope in the capturing thread fills it. Each replay renews it.
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
@@ -41050,8 +40776,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
-  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
+  /// The device address of numbers, initially `first`. Before each replay `next(numbers, replay)` is called, with
+  /// replays counted from 0, after everything that `at_replay` was given. Throws Error if there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -41070,23 +40796,23 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
-  /// The number that a replay's random operations add to their pass's is what `count` gives, instead of the replays so
-  /// far; it is asked after all that `at_replay` was given.
+  /// Sets the offset that a replay's random operations add to their pass: `count` gives it, instead of the number of
+  /// replays. It is called after everything that `at_replay` was given.
   void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
-  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
-  /// and by `action` before each later one.
+  /// The host's work in the step beside the captured work: once in the capture, which the first replay executes, and by
+  /// `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-  /// What takes back what the host has done in a capture that then comes to nothing.
+  /// Undoes the host's work of a capture that fails.
   void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
-  /// What the captured work reads, and nothing else may keep until then.
+  /// Memory that the captured work reads, and that nothing else keeps until then.
   void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
-  /// Whose memory the replays, and what the host does with them, need: without it there can be none.
+  /// The owner of memory that the replays and the host's work need: without it no replay is possible.
   void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
   bool complete() const {
     return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
   }
 
-  /// Forgets a capture: the next one begins as the first did.
+  /// Forgets a capture: the next one begins like the first.
   void forget() {
     used_ = first_used_;
     renewals_.resize(1);
@@ -41097,7 +40823,7 @@ class ReplayNumbers {
     count_by_ = nullptr;
     replays_ = 0;
   }
-  /// The same of one that has come to nothing.
+  /// Undoes and forgets a capture that failed.
   void take_back() {
     for (const auto& action : undo_) action();
     forget();
@@ -41112,7 +40838,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
-  /// What random operations add to the number of their pass.
+  /// The offset that random operations add to the number of their pass.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -41131,13 +40857,13 @@ class ReplayNumbers {
   const std::uint32_t* count_ = nullptr;
 };
 
-/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
+/// The changing numbers of the step that this thread captures; null outside of a capture.
 inline ReplayNumbers*& replay_numbers() {
   thread_local ReplayNumbers* numbers = nullptr;
   return numbers;
 }
 
-/// While it lives, this thread captures a step whose changing numbers are `numbers`.
+/// While it lives, this thread captures a step with the changing numbers `numbers`.
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
@@ -41155,7 +40881,7 @@ class ReplayScope {
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the captured graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -42575,18 +42301,18 @@ double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignor
   return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean; or, of the output of a policy with canonical
-// shares, the whole batch's mean of `each(options)`, the losses of samples.
+// `loss_of(options)`, whose node says over how many labels it is a mean; or, where a policy computes the batch in
+// parts, the whole batch's mean of `each(options)`, the losses of samples.
 template <Operand X, class LossOf, class Each, class D, class Options>
 auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
                          const Tensor<std::int64_t, 1, D>& labels, Options options) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
+    if (const auto parts = options.reduction == Reduction::sum ? nullptr : parts_of(scores)) [[unlikely]] {
       const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
       Options of_each = options;
       of_each.mean_over.reset();
-      return canonical_mean(
-          each(unreduced(operation, of_each)), *cut,
+      return mean_of_parts(
+          each(unreduced(operation, of_each)), *parts,
           [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
           over);
     }
@@ -43206,8 +42932,8 @@ namespace detail {
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [&](Index begin, Index end) {
         return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
   return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
@@ -43216,8 +42942,8 @@ auto mean_of_losses(const X& losses, double over) {
 template <Operand X>
 auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [](Index, Index) { return 0.0; }, over);
   return as_sum(sum(losses), true, over, counted) / over;
 }
 template <Operand X>
@@ -44842,7 +44568,7 @@ double square_sum(Cuda device, Index count, const T* x) {
 // <chorus/optim/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
-/// What all optimizers share: the parameters, their state beside them, and the walk over both in long ranges.
+/// The common part of all optimizers: the parameters, their state, and a walk over both in long ranges.
 
 // <chorus/nn/flat_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
@@ -45038,7 +44764,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
 // <chorus/optim/averaged_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
-/// Refuses gradients that are one process's own, with which the parameters of several would drift apart.
+/// Refuses gradients that belong to one process alone: with them the parameters of the processes would drift apart.
 
 namespace chorus::optim::detail {
 
@@ -45069,37 +44795,36 @@ void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
 
 namespace chorus::optim {
 
-/// The learning rate, in a class of its own so that schedules know nothing else.
+/// The learning rate, in a class of its own, so that schedules need to know nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
-  /// Until the first schedule is made this is also what schedules start from. Afterwards it is not, as in PyTorch,
-  /// which keeps `initial_lr`; and a schedule that is set to an epoch sets its own rate again, while one that steps
-  /// goes on from this one.
+  /// Sets the rate. Until the first schedule is made, schedules start from it. Afterwards they do not, as in PyTorch,
+  /// which keeps `initial_lr`. A schedule that is set to an epoch then sets its own rate again; a schedule that steps
+  /// continues from this one.
   void set_lr(double lr) {
     resume_lr(lr);
     reduction_ = 1;
     if (!scheduled_) start_ = lr;
   }
-  /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
-  /// part.
+  /// For checkpoints: a schedule that is made later starts from the earlier rate, as in the first part of the run.
   void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
-  /// What all schedules start from that are made from now on: PyTorch's `initial_lr`.
+  /// The rate from which all later schedules start: PyTorch's `initial_lr`.
   void set_start_lr(double lr) {
     check_rate(lr);
     start_ = lr;
   }
   double start_lr() const { return start_; }
 
-  // For schedules, of which an optimizer may have several.
+  // For schedules; an optimizer may have several.
 
-  /// A schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  /// Tells that a schedule is made: from now on `start_lr` stays, whoever sets the rate.
   void begin_schedule() { scheduled_ = true; }
-  /// A smaller rate than a schedule's formula gives, now and for the epochs to come, in the same ratio.
+  /// Lowers the rate below a schedule's formula, now and in later epochs, by the same factor.
   void reduce_lr(double lr) {
     reduction_ *= lr / lr_;
     resume_lr(lr);
@@ -45122,13 +44847,13 @@ class HasLearningRate {
 // <chorus/optim/parameter_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
-/// Parameters that have options of their own, and how to choose them.
+/// Options of some parameters, and how to select those.
 
 namespace chorus::optim {
 
-/// What some parameters have of their own: see Optimizer::set_group.
+/// The options of some parameters: see Optimizer::set_group.
 struct GroupOptions {
-  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
+  /// Their learning rate is the optimizer's times this one, also under schedules.
   double lr_scale = 1;
   /// Their weight decay, instead of the optimizer's.
   std::optional<double> weight_decay = {};
@@ -45138,7 +44863,7 @@ struct GroupOptions {
 struct IsBiasOrNorm {
   bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
-/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
+/// Whether a parameter's name begins with it: `encoder.` stands for all parameters of that module.
 struct NameBegins {
   std::string prefix;
   bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
@@ -45150,11 +44875,11 @@ struct NameBegins {
 // <chorus/optim/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
-/// What an optimizer knows of its steps in captured graphs.
+/// An optimizer's record of its steps in captured graphs.
 
 namespace chorus::optim::detail {
 
-/// There are none but on GPUs.
+/// Only GPUs have them.
 template <Device D>
 class ReplayedSteps {
  public:
@@ -45167,15 +44892,15 @@ class ReplayedSteps {
 // <chorus/optim/cuda/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
-/// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
-/// those that it has left out.
+/// An optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay; the device
+/// counts the skipped ones.
 
 namespace chorus::optim::detail {
 
 template <>
 class ReplayedSteps<Cuda> {
  public:
-  /// Makes the counters that captures take, since a capture cannot.
+  /// Makes the counters that captures need, since a capture cannot make them.
   void prepare(Cuda device) {
     if (memory_) return;
     const MemoryScope scope(trace::Memory::optimizer);
@@ -45183,11 +44908,11 @@ class ReplayedSteps<Cuda> {
     zero_bytes(device, memory_.data(), memory_.bytes());
   }
 
-  /// Where the device finds whether a step is left out, and counts those; null where none is.
+  /// The flag by which the device skips a step, and where it counts skipped steps; null if no step is skipped.
   const std::int32_t* unwanted = nullptr;
   std::int64_t* left_out = nullptr;
 
-  /// In a capture: counts `steps` up in every replay but the first, which the capture has counted, and chooses the
+  /// In a capture: adds to `steps` in every replay but the first, which the capture has counted, and chooses the
   /// counter `left_out`. Throws Error after too many captures.
   void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
     numbers.at_replay([steps] {
@@ -45208,7 +44933,7 @@ class ReplayedSteps<Cuda> {
     captures_.push_back(std::move(steps));
   }
 
-  /// Takes what was left out so far back from the numbers of steps. Waits for the device.
+  /// Subtracts the steps that were skipped so far. Waits for the device.
   void settle() {
     if (captures_.empty()) return;
     std::vector<std::int64_t> counts(captures_.size());
@@ -45236,22 +44961,22 @@ class ReplayedSteps<Cuda> {
 
 namespace chorus::optim {
 
-/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
+/// State that an optimizer keeps for a parameter. Checkpoints use its name: `momentum.conv1.weight`.
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole parameter
   void* data;
   bool on_host = false;
-  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
-  /// `part` leaves it, or of the whole.
+  /// If this process has only a part of it, as with a parameter: elements [part_begin, part_begin + *part_count) of the
+  /// part that `part` names, or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
 };
 
 namespace detail {
-/// What is kept at `data` beside the numbers of a parameter that are here.
+/// The state at `data`, beside the numbers of a parameter that are in this process.
 template <Device D>
 StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
   const auto extents = parameter.extents();
@@ -45267,12 +44992,12 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 }
 }  // namespace detail
 
-/// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
+/// The common part of all optimizers: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// `numbers`: what a step goes by besides. Ranks that step one net compare them. Throws UsageError where there are
-  /// no parameters.
+  /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
+  /// parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
       : HasLearningRate(lr) {
     for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
@@ -45283,12 +45008,12 @@ class Optimizer : public HasLearningRate {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none,
-  /// where a gradient is one process's own: see ParameterOn::grad_local.
+  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none, if
+  /// a gradient belongs to one process alone: see ParameterOn::grad_local.
   virtual void step() = 0;
 
-  /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
-  /// `*unwanted`, in its memory, is not 0. They do not count as steps. Needs `prepare_to_skip` before the capture.
+  /// For GPUs: `step()` for a step that is captured as a graph. The device skips a replay if `*unwanted`, in its
+  /// memory, is not 0 before it. Skipped replays do not count as steps. Needs `prepare_to_skip` before the capture.
   void step_unless(const std::int32_t* unwanted)
     requires(!std::is_same_v<D, Cpu>)
   {
@@ -45304,11 +45029,11 @@ class Optimizer : public HasLearningRate {
   void prepare_to_skip()
     requires(!std::is_same_v<D, Cpu>)
   {
-    make_state();  // all steps before the capture may have been left out
+    make_state();  // all steps before the capture may have been skipped
     replayed_.prepare(device());
   }
 
-  /// For GradScaler, which leaves a step out: the policy whose parameters these are may have to know.
+  /// For GradScaler when it skips a step: the policy of these parameters may have to know.
   void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
 
   /// Forgets all gradients.
@@ -45316,8 +45041,8 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints; of parameters that are another process's none.
-  /// Numbers of steps are tensors of one integer.
+  /// All state for checkpoints, made by the first step or by this call; none for parameters of another process. Numbers
+  /// of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -45335,9 +45060,9 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
-  /// Options for the parameters that `chosen(NamedParameter)` chooses, as IsBiasOrNorm and NameBegins do; of several
-  /// calls the last one holds. Other options differ by having an optimizer each. Throws UsageError where none is chosen
-  /// or an option is negative.
+  /// Options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If several
+  /// calls select a parameter, the last one holds. For other options, use several optimizers. Throws UsageError if no
+  /// parameter is selected or an option is negative.
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
@@ -45357,30 +45082,30 @@ class Optimizer : public HasLearningRate {
 
   D device() const { return entries_.front().named.parameter->where(); }
 
-  /// For an optimizer that is made of several: one of them tells ranks of their step, and the others do not.
+  /// For an optimizer that is made of several: one of them tells the ranks of their step.
   void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
 
-  /// Neighbouring parameters of one dtype that have gradients and have made equally many steps.
+  /// Neighbouring parameters of one dtype that have gradients and the same number of steps.
   struct Range {
     DType dtype;
     Index count;
     void* value;
     void* grad;
     std::array<void*, max_slots> state;
-    std::int64_t steps;  // before this one
+    std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, also where this is a part of it
+    std::size_t axes;             // of the first parameter, even if this is a part of it
     const std::int64_t* counted;  // where the host counts its steps, this one included
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
-  /// own learning rate and number.
+  /// A step's scalars as kernels take them. In a captured step they lie in device memory: each replay finds its own
+  /// learning rate and number there.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -45398,7 +45123,7 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
-  /// Throws UsageError in a step that is captured as a graph, whose replays would repeat this step's scalars.
+  /// Throws UsageError in a step that is captured as a graph: replays would repeat this step's scalars.
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
@@ -45406,7 +45131,7 @@ class Optimizer : public HasLearningRate {
 #endif
   }
 
-  /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
+  /// The names of each parameter's state, with its dtype and shape, initially 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
   struct Walk {
@@ -45451,7 +45176,7 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
-    std::uint64_t hash_of_steps = 0;  // what its first parameter has made before this one
+    std::uint64_t hash_of_steps = 0;  // the earlier steps of its first parameter
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
@@ -45490,7 +45215,8 @@ class Optimizer : public HasLearningRate {
     GroupOptions group = {};
   };
 
-  // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
+  // No gradients arrived, so no parameter changes. This is usually a mistake; with a slice of the parameters, as a rank
+  // of ZeRO has, it need not be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
     const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
@@ -45506,7 +45232,7 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
-  // Writes the step down for the policies whose parameters these are; one left out where ranks may differ in it.
+  // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
   void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
     if (!std::exchange(knows_type_, true))
       for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
@@ -45529,11 +45255,11 @@ class Optimizer : public HasLearningRate {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, like its parameters
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const bool here = entry.named.parameter->is_here();  // of another process's there is no state
+          const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
           const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
@@ -45557,7 +45283,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
+  // A dtype's parameters are reordered: they may lie in another order now than when they were given.
   void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -45575,7 +45301,8 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to where a neighbour would begin: what lies further off, as a large one may, is a range of its own.
+  // Elements up to the possible beginning of a neighbour. Farther elements, as of a large parameter, are a range of
+  // their own.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }
@@ -45609,7 +45336,7 @@ struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
 
-/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), where t is the number of earlier steps. Weight decay is
 /// added to the gradient.
 template <Device D>
 class Adagrad final : public Optimizer<D> {
@@ -45734,7 +45461,7 @@ class AdamW final : public Adam<D> {
 // <chorus/optim/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
-/// The gradients of parameters on a GPU as few arrays: one for each dtype where they lie in one buffer.
+/// The gradients of parameters on a GPU as few arrays: one for each dtype if they lie in one buffer.
 
 // <chorus/kernels/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
@@ -45927,7 +45654,7 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// Those that have arrived; neighbours in one buffer are one array, with the zeros between them.
+  /// The gradients that have arrived. Neighbours in one buffer are one array, with the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
     std::vector<Part<float>> f32;
     std::vector<Part<double>> f64;
@@ -45958,7 +45685,7 @@ class GradArrays {
     const void* block;
   };
 
-  // What lies between two blocks of memory was never written.
+  // Nothing was ever written between two blocks of memory.
   template <class T>
   static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
@@ -45985,8 +45712,8 @@ class GradArrays {
   std::vector<Array<double>> f64_;
 };
 
-/// clip_grad_norm on a GPU, which works out the factor. Only the norm that is returned is waited for; in a step that is
-/// captured nobody can, and it is NaN. `check_norm`, if given, sees it before any gradient is changed.
+/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm. In a captured step it
+/// cannot wait, and the norm is NaN. `check_norm`, if given, sees the norm before any gradient is changed.
 inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
                                        const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);
@@ -46039,7 +45766,7 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// The first parameter whose gradient is not finite; null where there is none.
+/// The first parameter whose gradient is not finite; null if there is none.
 template <Device D>
 [[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters) {
@@ -46058,7 +45785,7 @@ template <Device D>
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
                        "; the first one that is not finite is that of ", first);
 }
-/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
+/// Throws NonFiniteError with the norm and the parameter if the norm is not finite.
 template <Device D>
 void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
                   const char* none = "several together") {
@@ -46079,7 +45806,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
+/// The ranks that share these parameters, in the order of the parameters; none if this process has all of them.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -46088,7 +45815,7 @@ std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedPar
       all.push_back(ranks);
   return all;
 }
-/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
+/// The norm if ranks share the parameters: each number counts once, and all ranks get the same bits.
 template <Device D>
 [[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
                                   const std::shared_ptr<ModelRanks>& ranks) {
@@ -46108,8 +45835,8 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
-/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
-/// number makes all gradients so.
+/// Multiplies gradients, if necessary, so that a common norm of `norm` becomes at most `max_norm`. If the norm is NaN,
+/// all gradients become NaN.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
@@ -46125,20 +45852,19 @@ inline void check_max_norm(double max_norm) {
 
 /// Options of clip_grad_norm.
 struct ClipGradNormOptions {
-  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
+  /// Throw NonFiniteError, before any gradient is changed, if the norm is infinite or NaN.
   bool error_if_nonfinite = false;
 };
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
-/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
-/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
-/// returns NaN, since there the device alone knows the norm.
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`. Returns the norm before.
+/// Squares are summed in double, so that squares of floats don't overflow. Under DistributedDataParallel call it after
+/// backward, when all ranks hold the same gradients. If each rank has a part of the parameters, the norm is still one
+/// device's, and all ranks call it with the same of `net.parameters()`. In a step that Graphed captures it returns NaN,
+/// since only the device knows the norm.
 ///
-/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
-/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
-/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
-/// name; UsageError in a step that is captured.
+/// As in PyTorch, an infinite norm makes finite gradients 0 and the others NaN, and a norm of NaN makes all gradients
+/// NaN. So a fault shows in all weights, and clipping does not hide it. With `{.error_if_nonfinite = true}` it is a
+/// NonFiniteError instead, with the norm and the name of the first such parameter; in a captured step a UsageError.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
@@ -46163,8 +45889,8 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 }
 
-/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
-/// UsageError unless the limit is positive.
+/// Limits every number of all gradients to [-limit, limit]. NaN stays NaN, as in PyTorch. Throws UsageError unless the
+/// limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
@@ -46255,8 +45981,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
-/// the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
+/// added to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -46329,27 +46055,28 @@ class RmsProp final : public Optimizer<D> {
 // <chorus/optim/schedules.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
-/// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
+/// Learning rates that change with the epoch. They are closed formulas of the epoch, so that a resumed run sets the
+/// same rate.
 
 #include <numbers>
 
 namespace chorus::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
-/// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
+/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. The
+/// caller decides on the length of an epoch: OneCycle is usually stepped after each batch.
 ///
-/// An optimizer may have several, and all start from the rate that it had when the first one was made
-/// (HasLearningRate::start_lr). `set_epoch` sets the rate of this schedule alone, whoever set it before: schedules that
-/// hold one after the other, as under PyTorch's SequentialLR, are set to the epochs in their own part.
+/// An optimizer may have several schedules. All start from its rate when the first one was made
+/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whoever set the rate before. Schedules that
+/// follow each other, as under PyTorch's SequentialLR, are set to the epochs of their own part.
 ///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
-/// `step` goes on from the rate that there is. Where another schedule, or set_lr, has changed it, it is multiplied as
-/// the formula says from one epoch to the next, so that schedules that are all stepped in each epoch act together, as
-/// under PyTorch's ChainedScheduler. OneCycle and formulas of one's own set their rate in any case, as OneCycleLR and
-/// LambdaLR do. What ReduceOnPlateau has taken away stays so in either case.
+/// `step` continues from the present rate. If another schedule or set_lr has changed it, `step` multiplies it by the
+/// formula's ratio of this epoch to the last: schedules that are all stepped in each epoch act together, as under
+/// PyTorch's ChainedScheduler. OneCycle and your own formulas always set their own rate, like OneCycleLR and LambdaLR.
+/// A reduction by ReduceOnPlateau always remains.
 template <class Formula>
 class Schedule {
  public:
-  /// Throws UsageError where the formula's options make no sense.
+  /// Throws UsageError if the options of the formula are invalid.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     go_on(start_, rate(0));
@@ -46389,7 +46116,7 @@ class Schedule {
   int epoch_ = 0;
 };
 
-// A formula that multiplies has a `lowest()`: the rate's distance from it is what it multiplies.
+// A formula that multiplies has a `lowest()`: it multiplies the distance of the rate from that.
 
 /// Multiplied by `gamma` every `step_size` epochs.
 struct StepDecay {
@@ -46420,8 +46147,8 @@ struct ExponentialDecay {
   static double lowest() { return 0; }
 };
 
-/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
-/// there: a warm-up.
+/// The rate times a factor that changes linearly from `start_factor` to `end_factor` in `total` epochs and then stays:
+/// a warm-up.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -46433,8 +46160,8 @@ struct LinearRamp {
   static double lowest() { return 0; }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
-/// on along the cosine after that, as in PyTorch.
+/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts).
+/// Afterwards the rate continues along the cosine, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -46445,8 +46172,8 @@ struct CosineAnnealing {
   double lowest() const { return eta_min; }
 };
 
-/// In the first `steps` epochs the rate grows in a straight line from start_factor times the start to the start, then
-/// follows `then`, whose epoch 0 is the one after: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+/// In the first `steps` epochs the rate grows linearly from start_factor times the start to the start. Then it follows
+/// `then`, whose epoch 0 is the next one: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
 template <class Formula>
 struct Warmup {
   Formula then;
@@ -46468,15 +46195,15 @@ Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
-/// The linear scaling rule (Goyal et al. 2017): a batch k times as large takes a rate k times as large, reached by a
-/// warm-up of about 5 epochs. Throws UsageError unless all are positive.
+/// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
+/// of about 5 epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
                     base_lr, ", ", base_batch, " and ", batch);
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
-/// How a measure is compared with the best one so far.
+/// How a measure is compared with the best one.
 enum class ThresholdMode {
   rel,  ///< it has to be better by `threshold` times the best one's size
   abs,  ///< it has to be better by `threshold`
@@ -46485,23 +46212,23 @@ enum class ThresholdMode {
 /// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
-  /// Epochs without improvement that are forgiven.
+  /// Epochs without improvement that are tolerated.
   int patience = 10;
-  /// What counts as an improvement: a loss below best - threshold |best|, or a score above best + threshold |best|. For
-  /// measures above 0 that is PyTorch's rule; below 0, under which a worse one would count as better, it is not.
+  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. For measures
+  /// above 0 this is PyTorch's rule. Below 0 it is not: PyTorch's rule would take a worse measure for a better one.
   double threshold = 1e-4;
   bool larger_is_better = false;
-  /// Epochs after a reduction that don't count.
+  /// Epochs after a reduction that are not counted.
   int cooldown = 0;
   double min_lr = 0;
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  /// A reduction by no more than this is left out.
+  /// A smaller reduction is skipped.
   double eps = 1e-8;
 };
 
-/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does. All ranks
-/// must be given the same measure. With schedules of the same optimizer, or another ReduceOnPlateau, it acts together:
-/// their rates are multiplied by what it has taken away.
+/// Multiplies the rate by `factor` when a measure has stopped improving, like PyTorch's ReduceLROnPlateau. All ranks
+/// must pass the same measure. It acts together with schedules of the same optimizer and with another ReduceOnPlateau:
+/// their rates are multiplied by its reductions.
 class ReduceOnPlateau {
  public:
   /// Throws UsageError unless 0 < factor < 1 and the other options are at least 0.
@@ -46513,8 +46240,7 @@ class ReduceOnPlateau {
                       "; patience, threshold, cooldown, min_lr and eps are at least 0");
   }
 
-  /// An epoch's loss or score. One that is not a number is no improvement, and neither is an infinite one that none can
-  /// be worse than.
+  /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
   void step(double measure) {
     if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
@@ -46535,8 +46261,8 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
-  /// What a checkpoint keeps: the rate, the best measure, what has been taken away from the rate, and what is counted.
-  /// The third is negative where there is no best measure; files of earlier versions have 1 or 0 there.
+  /// The state for a checkpoint: the rate, the best measure, the reduction of the rate, and the counters. The third is
+  /// negative if there is no best measure; files of earlier versions have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     const double reduction = optimizer_.reduction();
@@ -46560,7 +46286,7 @@ class ReduceOnPlateau {
   bool improves(double measure) const {
     const bool larger = options_.larger_is_better;
     if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
-    // PyTorch's best * (1 - threshold), of which the sign is the best one's.
+    // PyTorch's best * (1 - threshold), which has the sign of the best.
     const bool absolute = options_.threshold_mode == ThresholdMode::abs;
     const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
     const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
@@ -46576,7 +46302,7 @@ class ReduceOnPlateau {
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
 /// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
-/// The optimizer's own rate has no influence; after the last step the rate stays.
+/// The optimizer's own rate has no influence. After the last step the rate stays.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;
@@ -46701,18 +46427,15 @@ class BackwardRunner {
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
 /// devices' outputs; then this node runs backward on all devices.
-class BackwardNode final : public Node {
+class BackwardNode : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
-  /// canonical shares, if there are.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
-               std::shared_ptr<const CanonicalCut> cut = nullptr)
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
       : Node("data_parallel"),
         roots(returns.size()),
         returns_(std::move(returns)),
         runner_(runner),
-        alive_(std::move(alive)),
-        cut_(std::move(cut)) {}
+        alive_(std::move(alive)) {}
 
   void backward(bool keep) override {
     runner().backward(roots, keep);
@@ -46727,10 +46450,6 @@ class BackwardNode final : public Node {
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
     runner().for_each_parameter(visit, context);
-  }
-
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
-    return cut_ ? &cut_ : nullptr;
   }
 
   Roots roots;
@@ -46753,7 +46472,6 @@ class BackwardNode final : public Node {
   std::vector<GradientReturns> returns_;
   BackwardRunner& runner_;
   std::weak_ptr<void> alive_;
-  std::shared_ptr<const CanonicalCut> cut_;
 };
 
 }  // namespace chorus::dp
@@ -47565,15 +47283,44 @@ CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
 
-// <chorus/parallel/canonical/share_losses.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
-
 // <chorus/parallel/dp/device_scalars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
 /// Scalars that a model has returned for several shares of a batch, on the tape.
+
+// <chorus/autograd/found_nodes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
+/// A walk back over the tape that ends where the caller says.
+
+namespace chorus::detail {
+
+/// Nodes of the tape, each once, in the order in which they were found.
+class FoundNodes {
+ public:
+  void add(Node& node) {
+    if (known_.insert(&node).second) nodes_.push_back(&node);
+  }
+  void add_inputs_of(const Node& node) {
+    node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
+  }
+  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
+  template <class GoesOn>
+  void walk(const GoesOn& goes_on) {
+    for (std::size_t next = 0; next < nodes_.size(); ++next)
+      if (goes_on(*nodes_[next])) add_inputs_of(*nodes_[next]);
+  }
+
+  bool has(const Node& node) const { return known_.contains(&node); }
+  const std::vector<Node*>& all() const { return nodes_; }
+
+ private:
+  std::vector<Node*> nodes_;
+  std::unordered_set<const Node*> known_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
 
 namespace chorus::detail {
 
@@ -47602,88 +47349,6 @@ void search_tape(Node* node, const Found& found) {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-
-namespace chorus::canonical {
-
-/// Whether each share's loss is a sum, or a number times one.
-inline bool are_sums(Node& losses) {
-  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
-  if (gathered == nullptr) return false;
-  detail::LossTerms terms;
-  for (Node* const scalar : gathered->scalars()) {
-    if (scalar == nullptr) return false;
-    terms.find(*scalar);
-    terms.check_linear("canonical shares");
-    for (const auto& term : terms.all())
-      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
-          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
-        return false;
-    if (terms.all().empty() || terms.has_more()) return false;
-  }
-  return true;
-}
-
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
-template <Real T, Device D>
-std::vector<double> mean_over_of_shares(Node& losses) {
-  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
-  std::vector<std::vector<double>> over;
-  for (const bool only_losses : {true, false}) {
-    over.clear();
-    bool known = gathered != nullptr;
-    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
-      auto& of_share = over.emplace_back();
-      detail::search_tape<T, D>(scalar, [&](Node& node) {
-        const bool counts = only_losses ? node.is_loss() : node.is_mean();
-        if (counts) of_share.push_back(node.mean_over());
-        return counts;
-      });
-      known = known && !of_share.empty() && of_share.size() == over.front().size();
-    }
-    if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
-  }
-  std::vector<double> out;
-  for (const auto& of_share : over) {
-    out.push_back(of_share.front());
-    for (std::size_t i = 1; i < of_share.size(); ++i)
-      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
-  }
-  return out;
-}
-
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
-template <Real T, Device D>
-Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
-  const auto values = losses.value().to_vector();
-  const bool sums_only = are_sums(*losses.node());
-  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
-    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
-  }
-  auto whole = detail::add_shares(cut, sums, overs);
-  if (sums_only) whole.over = 1;
-  return record(
-      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
-      [overs, all = whole.over](const auto& dy, auto dx) {
-        std::vector<T> gradients;
-        const auto gradient = static_cast<double>(dy.item());
-        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
-        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
-      },
-      losses);
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_LOSSES_HPP
 
 // <chorus/parallel/loss_share.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
@@ -47960,14 +47625,16 @@ class GatheredScalars {
     for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
   }
 
+  /// Throws ShapeError for another number of losses than the last forward pass had.
+  void check_count(Index losses) const {
+    known_ = true;
+    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
+                      " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+  }
   /// See DataParallel::mean_loss.
   template <Real T, Device D>
   Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    if (canonical_policies().load(std::memory_order_relaxed) != 0)
-      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
+    check_count(losses.numel());
     const auto shares = LossShares::of<T, D>(losses.node().get(), losses.value().to_vector(), shares_);
     return record(
         "mean_loss", Tensor<T, 0, D>::full({}, static_cast<T>(shares.value), losses.device()),
@@ -48715,867 +48382,69 @@ class ParallelApply {
 /// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
 /// options and extensions add.
 
-// <chorus/parallel/dp/canonical_reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+// <chorus/parallel/dp/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
+/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
+/// reduce.
 
-// <chorus/parallel/canonical/device_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+// <chorus/comm/nccl/device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
 
-// <chorus/parallel/canonical/gradient_tree.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
-/// copies of the flat gradients.
+namespace chorus::comm {
 
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
-
-namespace chorus::ddp {
-
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
-template <class F>
-void with_type(std::string_view what, DType type, void* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
-  if (type == DType::f32)
-    f(static_cast<float*>(at));
-  else
-    f(static_cast<double*>(at));
-}
-template <class F>
-void with_type(DType type, void* at, const F& f) {
-  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-namespace chorus::canonical {
-
-/// `to` grows by `from`, both on one device.
-template <Device D>
-void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
-  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
-    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
-  });
-}
-
-/// A copy of all flat gradients.
-template <Device D>
-class GradientCopy {
- public:
-  explicit GradientCopy(const nn::FlatParameters<D>& flat);
-  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
-
- private:
-  std::vector<Storage<D>> groups_;
+/// Some numbers in one device's memory.
+struct DevicePiece {
+  void* data;
+  std::size_t count;
+  DType dtype;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
-template <Device D>
-class GradientTree {
+/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
+/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
+/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
+/// deadline. The first failure is final, for all devices.
+class DeviceGroup {
  public:
-  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+  DeviceGroup() = default;
+  virtual ~DeviceGroup() = default;
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
-  void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
-  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
-  template <class Late>
-  void end_share(std::size_t share, const Late& late) {
-    for (std::size_t i = 0; i < taken_.size(); ++i)
-      while (taken_[i] <= share)
-        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
-  }
-  bool is_last(std::size_t share) const { return steps_[share].last; }
-
-  /// The sums that the run leaves, from left to right.
-  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
-  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
-  const std::size_t* entry_of(const Node& leaf);
-
- private:
-  struct Copy {
-    GradientCopy<D> numbers;
-    std::vector<char> has;  // by entry
-  };
-
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
-  struct Step {
-    std::size_t carries, depth;
-    bool last;
-  };
-
-  void begin_anew();
-  std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
-  void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
-  bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
-  void fill_sums(std::size_t i, std::size_t depth);
-
-  const nn::FlatParameters<D>& flat_;
-  std::uint64_t generation_ = ~std::uint64_t{0};
-  std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
-  std::vector<Step> steps_;  // by share of the run
-  std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  /// Meets the others.
+  virtual void join(int rank) = 0;
+  /// Everybody's pieces := device 0's.
+  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
+  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
+  virtual void leave(int rank) noexcept = 0;
+  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
+  /// any thread.
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  /// Where something failed first; -1: nowhere.
+  virtual int failed() = 0;
 };
 
-}  // namespace chorus::canonical
+/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
+                                                          std::chrono::milliseconds timeout);
 
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/gradient_tree_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-/// How the gradients of shares are added up as they arrive.
-
-namespace chorus::canonical {
-
-template <Device D>
-GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
-  const MemoryScope scope(trace::Memory::gradients);
-  for (const auto& group : flat.groups()) {
-    const std::size_t bytes = group.count * size_of(group.dtype);
-    groups_.emplace_back(group.grads.device(), bytes);
-    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
-  }
+/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+inline DeviceGroupMaker& device_group_maker() {
+  static DeviceGroupMaker maker = nullptr;
+  return maker;
 }
 
-template <Device D>
-std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
-  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
-}
-
-template <Device D>
-void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
-  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
-  taken_.assign(taken_.size(), 0);
-  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
-  tree_ = {};
-  steps_.clear();
-  std::size_t copies = 0;
-  for (std::size_t share = run.begin; share < run.end; ++share) {
-    std::size_t carries = 0;
-    const auto carry = [&](std::size_t) { ++carries; };
-    tree_.push({share, share + 1}, carry);
-    const bool last = share + 1 == run.end;
-    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
-    steps_.push_back({carries, tree_.sums().size() - 1, last});
-    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
-  }
-  while (copies_.size() < copies)
-    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
-}
-
-template <Device D>
-void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
-  auto& p = flat_.entries()[i].parameter();
-  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
-  while (taken_[i] < share) carry_none(i, taken_[i]++);
-  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
-  carry(i, taken_[i]++);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
-  const auto& flat = flat_.groups()[group];
-  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
-}
-
-template <Device D>
-const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
-  const auto found = entry_of_.find(&leaf);
-  return found == entry_of_.end() ? nullptr : &found->second;
-}
-
-template <Device D>
-void GradientTree<D>::begin_anew() {
-  generation_ = flat_.generation();
-  copies_.clear();
-  taken_.assign(flat_.entries().size(), 0);
-  entry_of_.clear();
-  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
-    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
-}
-
-template <Device D>
-std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
-  const auto& entry = flat_.entries()[i];
-  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
-}
-
-template <Device D>
-void GradientTree<D>::carry(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  const D device = p.where();
-  const auto count = static_cast<std::size_t>(p.count());
-  auto* const gradient = static_cast<std::byte*>(p.grad_place());
-  for (std::size_t c = depth + carries; c-- > depth;) {
-    Copy& left = copies_[c];
-    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
-    if (c == depth && !last)
-      add_numbers(device, p.dtype(), count, gradient, place(left, i));
-    else
-      add_numbers(device, p.dtype(), count, place(left, i), gradient);
-  }
-  if (last) {
-    fill_sums(i, depth);
-    return p.set_grad_arrived(true);
-  }
-  Copy& sum = copies_[depth];
-  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
-  sum.has[i] = true;
-  p.set_grad_arrived(false);
-}
-
-template <Device D>
-bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
-  const auto [carries, depth, last] = steps_[share];
-  auto& p = flat_.entries()[i].parameter();
-  bool any = false;
-  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
-  if (!any && last) fill_sums(i, depth);
-  if (!any) return false;
-  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
-  carry(i, share);
-  return true;
-}
-
-template <Device D>
-void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
-  for (std::size_t c = 0; c < depth; ++c)
-    if (!std::exchange(copies_[c].has[i], false))
-      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
-                 flat_.entries()[i].parameter().size_bytes());
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_GRADIENT_TREE_HPP
-
-// <chorus/parallel/canonical/share_buffers.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
-
-namespace chorus::canonical {
-
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
-template <Device D>
-class ShareBuffers {
- public:
-  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
-
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
-  void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
-  void enter(std::size_t share);
-  /// It has ended, or others go on.
-  void leave(std::size_t share);
-  void end_pass();
-
- private:
-  struct Kept {
-    Storage<D> before;
-    std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
-    std::uint64_t version = 0;
-  };
-  void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
-  void copy_in(std::size_t i, const Storage<D>& from);
-
-  const std::vector<nn::NamedBuffer<D>>& buffers_;
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/share_buffers_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
-
-namespace chorus::canonical {
-
-template <Device D>
-void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
-  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    kept_[i].of_share.resize(shares);
-    copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
-    kept_[i].version = buffers_[i].buffer->version();
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::enter(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
-    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
-  }
-}
-
-template <Device D>
-void ShareBuffers<D>::leave(std::size_t share) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
-}
-
-template <Device D>
-void ShareBuffers<D>::end_pass() {
-  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
-  const auto& buffer = *buffers_[i].buffer;
-  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
-  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
-}
-
-template <Device D>
-void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
-  const auto& buffer = *buffers_[i].buffer;
-  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
-  if (buffer.version() == kept_[i].version) return;
-  buffer.touch();
-  kept_[i].version = buffer.version();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_BUFFERS_HPP
-
-// <chorus/parallel/canonical/share_scope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
-
-namespace chorus::canonical {
-
-/// Refuses layers that look at the batch of all devices.
-class NoBatchGroup final : public BatchGroup {
- public:
-  void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
-  }
-  double weight() override { return 1; }
-};
-
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
-class ShareScope {
- public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
-  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
-             std::shared_ptr<BatchGroup> group)
-      : context_(dp::random_of_share(random, split, i, shares)),
-        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
-  /// Whether operations have drawn random numbers.
-  bool drew() const { return context_.drew; }
-
- private:
-  RandomContext context_;
-  RandomScope random_{context_};
-  BatchGroupScope group_;
-  detail::Replaced<bool> within_{detail::within_share(), true};
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_SCOPE_HPP
-
-// <chorus/parallel/canonical/side_by_side.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
-
-// <chorus/parallel/canonical/share_turns.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
-
-namespace chorus::canonical {
-
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
-class ShareTurns {
- public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
-  struct Work {
-    std::function<void(std::size_t)> task, enter, leave;
-  };
-
-  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
-
-  /// Throws what a task has thrown, of several the one because of which others have.
-  void run(std::size_t shares, Work work);
-
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
-  template <class Complete>
-  void meet(std::size_t i, const Complete& complete) {
-    check<UsageError>(i < ended_.size() && turn_ == i,
-                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
-                      "backward begin at what the policy returns");
-    const std::size_t round = round_;
-    ++arrived_;
-    leave(i);
-    pass_on(i);
-    await_turn(i);
-    if (i == 0 && arrived_ == ended_.size()) {
-      complete();
-      arrived_ = 0;
-      ++round_;
-    }
-    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
-  }
-
- private:
-  void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
-  void await_turn(std::size_t i);
-  void leave(std::size_t i);
-  void pass_on(std::size_t i);
-
-  dp::DeviceThreads threads_;
-  Work work_;
-  std::mutex mutex_;
-  std::condition_variable change_;
-  std::size_t turn_ = 0;
-  std::vector<char> ended_;
-  std::size_t arrived_ = 0, round_ = 0;
-  std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
-};
-
-}  // namespace chorus::canonical
-
-#if !CHORUS_COMPILED
-// <chorus/parallel/canonical/share_turns_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-/// How shares that go side by side take turns.
-
-namespace chorus::canonical {
-
-CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
-  work_ = std::move(work);
-  ended_.assign(shares, false);
-  turn_ = arrived_ = round_ = 0;
-  first_error_ = nullptr;
-  team_ = std::move(detail::thread_team());
-  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
-    const detail::Replaced<int> here(detail::pass_slot, slot);
-    take_turns(i);
-  });
-  detail::thread_team() = std::move(team_);
-  ended_.clear();
-  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
-}
-
-CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
-  try {
-    await_turn(i);
-    work_.task(i);
-  } catch (...) {
-    if (!first_error_) first_error_ = std::current_exception();
-  }
-  leave(i);
-  ended_[i] = true;
-  pass_on(i);
-}
-
-CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
-  {
-    std::unique_lock lock(mutex_);
-    change_.wait(lock, [&] { return turn_ == i; });
-  }
-  detail::thread_team() = std::move(team_);
-  work_.enter(i);
-}
-
-CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
-  work_.leave(i);
-  team_ = std::move(detail::thread_team());
-}
-
-CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t step = 1; step <= ended_.size(); ++step) {
-    turn_ = (i + step) % ended_.size();
-    if (!ended_[turn_]) break;
-  }
-  change_.notify_all();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SHARE_TURNS_HPP
-
-namespace chorus::canonical {
-
-/// Whether a layer of the model looks at the whole batch.
-[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
-
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
-template <Device D>
-class SideBySide {
- public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
-  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
-  /// Nodes of the tape may outlive it.
-  ~SideBySide();
-  SideBySide(const SideBySide&) = delete;
-  SideBySide& operator=(const SideBySide&) = delete;
-
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
-  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
-           const std::function<void(std::size_t)>& task);
-  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
-
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
-  template <class F>
-  void with_gradient(Node& leaf, const F& f) const {
-    const auto found = number_of_.find(&leaf);
-    if (found == number_of_.end()) return;
-    const auto* const parameter = parameters_[found->second];
-    f(*nodes_[found->second], parameter->grad_data_of(leaf));
-    parameter->drop_grad_of(leaf);
-  }
-
- private:
-  struct Group final : BatchGroup {
-    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
-    void sum(std::span<double> values) override;
-    double weight() override { return 1; }
-    std::size_t member() const override { return i; }
-    SideBySide* shares;
-    std::size_t i;
-  };
-
-  void stand_in(std::span<const Ref<Node>> leaves);
-  void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
-  void add_up();
-
-  ShareBuffers<D>& buffers_;
-  std::size_t shares_;
-  ShareRange run_;
-  std::shared_ptr<BatchGroup> devices_;
-  ShareTurns turns_;
-  std::size_t used_ = 0;
-  std::vector<std::vector<double>> values_;  // by share of the run
-  std::vector<double> total_;
-  std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
-  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
-  std::unordered_map<const Node*, std::size_t> number_of_;
-  std::vector<std::shared_ptr<Group>> groups_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/side_by_side_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-/// How shares meet where a layer asks for sums over the batch.
-
-namespace chorus::canonical {
-
-CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
-  struct Look final : nn::detail::Walker {
-    bool any = false;
-    void enter(nn::Module& layer) override {
-      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
-      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
-    }
-  } look;
-  look.walk(model);
-  return look.any;
-}
-
-template <Device D>
-SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
-                          ShareRange run)
-    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
-  for (const auto& entry : flat.entries()) {
-    parameters_.push_back(&entry.parameter());
-    nodes_.push_back(entry.named.handle.shared().get());
-  }
-  for (auto& leaves : leaves_)
-    for (auto* const parameter : parameters_) {
-      leaves.push_back(parameter->make_stand_in());
-      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
-    }
-  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
-}
-
-template <Device D>
-SideBySide<D>::~SideBySide() {
-  for (const auto& group : groups_) group->shares = nullptr;
-}
-
-template <Device D>
-void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
-                        const std::function<void(std::size_t)>& task) {
-  used_ = used;
-  devices_ = std::move(devices);
-  turns_.run(count, {.task = task,
-                     .enter =
-                         [this, forward](std::size_t i) {
-                           if (forward) buffers_.enter(i);
-                           stand_in(leaves_[i]);
-                         },
-                     .leave =
-                         [this, forward](std::size_t i) {
-                           stand_in({});
-                           if (forward) buffers_.leave(i);
-                         }});
-}
-
-template <Device D>
-void SideBySide<D>::Group::sum(std::span<double> values) {
-  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
-  shares->sum(i, values);
-}
-
-template <Device D>
-void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
-  for (std::size_t p = 0; p < parameters_.size(); ++p)
-    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
-}
-
-template <Device D>
-void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
-  values_[i].assign(values.begin(), values.end());
-  turns_.meet(i, [this] { add_up(); });
-  check<UsageError>(total_.size() == values.size(), detail::different_layers);
-  std::copy(total_.begin(), total_.end(), values.begin());
-}
-
-template <Device D>
-void SideBySide<D>::add_up() {
-  const std::size_t count = values_.front().size();
-  std::vector<double> numbers(count * shares_);
-  for (std::size_t i = 0; i < used_; ++i) {
-    check<UsageError>(values_[i].size() == count, detail::different_layers);
-    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
-  }
-  if (devices_) {
-    const BatchGroupScope as_device(devices_);
-    devices_->sum(numbers);
-  }
-  total_.resize(count);
-  for (std::size_t n = 0; n < count; ++n)
-    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SIDE_BY_SIDE_HPP
-
-namespace chorus::canonical {
-
-template <Device D>
-class DeviceShares {
- public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
-  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
-               std::size_t shares, ShareRange run)
-      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
-    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
-  }
-
-  const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
-  const GradientTree<D>& tree() const { return tree_; }
-
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
-  template <class Task>
-  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
-               const Task& task) {
-    bool drew = false;
-    buffers_.begin_pass(count, nn::detail::any_training(model_));
-    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
-      const GradMode mode(grad);
-      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
-                             side_by_side_ ? side_by_side_->group(i) : nullptr);
-      task(i);
-      drew = drew || scope.drew();
-    });
-    buffers_.end_pass();
-    return drew;
-  }
-
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
-  template <class Complete>
-  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
-                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
-    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
-    tree_.begin(run, used);
-    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
-      Observer<Complete> observer(*this, i, complete);
-      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
-      if (run.count() == 0) return;
-      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
-    });
-  }
-
- private:
-  /// Of the share number `i`.
-  template <class Complete>
-  struct Observer final : LeafObserver {
-    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
-    void gradient_is_final(Node& leaf) override {
-      if (shares.side_by_side_)
-        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
-      else if (const auto* const entry = shares.tree_.entry_of(leaf))
-        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
-    }
-    // The gradient of the parameter whose leaf that is.
-    void take(Node& leaf, const void* gradient) {
-      const bool counts = !shares.tree_.sums().empty();
-      if (counts && gradient != nullptr)
-        shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
-      if (!counts || shares.tree_.is_last(i)) complete(leaf);
-    }
-    DeviceShares& shares;
-    std::size_t i;
-    const Complete& complete;
-  };
-
-  // `with_samples`: so many of the shares have any.
-  template <class Task>
-  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
-               const Task& task) {
-    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (forward) buffers_.enter(i);
-      task(i);
-      if (forward) buffers_.leave(i);
-    }
-  }
-
-  nn::Module& model_;
-  const nn::FlatParameters<D>& flat_;
-  std::size_t shares_;
-  ShareRange run_;
-  ShareBuffers<D> buffers_;
-  GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_DEVICE_SHARES_HPP
-
-// <chorus/parallel/canonical/earlier_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-/// Gradients that were there before a backward pass over canonical shares.
-
-namespace chorus::canonical {
-
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
-template <Device D>
-class EarlierGradients {
- public:
-  /// No gradient is there any more.
-  void take(const nn::FlatParameters<D>& flat);
-  void give_back();
-
- private:
-  struct Kept {
-    ParameterOn<D>* parameter;
-    Storage<D> gradient;
-  };
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::canonical
-
-#if CHORUS_DEFINES_DEVICE_TEMPLATES
-// <chorus/parallel/canonical/earlier_gradients_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-/// How gradients of earlier passes are laid aside, and added again.
-
-namespace chorus::canonical {
-
-template <Device D>
-void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
-  kept_.clear();
-  for (const auto& entry : flat.entries()) {
-    auto& p = entry.parameter();
-    if (!p.grad_arrived()) continue;
-    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
-    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
-    p.set_grad_arrived(false);
-  }
-}
-
-template <Device D>
-void EarlierGradients<D>::give_back() {
-  for (const Kept& kept : kept_) {
-    auto& p = *kept.parameter;
-    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
-    if (p.grad_arrived())
-      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
-                  static_cast<std::byte*>(p.grad_place()));
-    else
-      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
-    p.set_grad_arrived(true);
-  }
-  kept_.clear();
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_EARLIER_GRADIENTS_HPP
-
-// <chorus/parallel/dp/reduce.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
+
+// <chorus/parallel/dp/replicate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
+/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
 
 // <chorus/parallel/dp/replica.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
@@ -49724,133 +48593,6 @@ class Replicas {
 
 namespace chorus::dp {
 
-/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
-template <class Model, class F>
-void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
-  for (std::size_t i = 1; i < used; ++i)
-    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
-      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
-}
-
-/// Before backward: one that failed may have left gradients on the copies.
-template <class Model>
-void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
-  for_each_copy(replicas, used,
-                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
-}
-
-/// `to`, on the first device, becomes or grows by `from`, on another.
-template <Device D>
-void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
-                   bool add) {
-  const auto bytes = count * size_of(dtype);
-  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
-  Storage<D> near;
-  if constexpr (!std::is_same_v<D, Cpu>)
-    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
-      near = Storage<D>(to_device, bytes);
-      copy_bytes(to_device, near.data(), from_device, from, bytes);
-      from = static_cast<const std::byte*>(near.data());
-    }
-  const auto elements = static_cast<Index>(count);
-  if (dtype == DType::f32)
-    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
-  else
-    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
-}
-
-/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
-/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
-template <class Model, class Run>
-void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
-  struct Piece {
-    std::size_t device, group, begin, count;
-    bool add;
-  };
-  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
-  std::vector<std::size_t> bytes(used);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    if (!copy.parameter().grad_arrived()) return;
-    auto& to = entry.parameter();
-    const bool add = to.grad_arrived();
-    to.set_grad_arrived(true);
-    entry.named.handle.shared()->set_reached();
-    bytes[i] += to.size_bytes();
-    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
-        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
-      pieces.back().count += entry.count;
-    else
-      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
-  });
-  if (pieces.empty()) return;
-  for (std::size_t i = 1; i < used; ++i)
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
-  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
-  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
-  const auto& groups = replicas.parameters(0).groups();
-  struct Range {
-    std::size_t begin = SIZE_MAX, end = 0;
-  };
-  std::vector<Range> ranges(groups.size());
-  for (const Piece& piece : pieces) {
-    auto& [begin, end] = ranges[piece.group];
-    begin = std::min(begin, piece.begin);
-    end = std::max(end, piece.begin + piece.count);
-  }
-  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
-  run(workers, [&](std::size_t worker) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    for (const Piece& piece : pieces) {
-      const Range& range = ranges[piece.group];
-      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
-      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
-      const auto begin = std::max(piece.begin, block(worker)),
-                 end = std::min(piece.begin + piece.count, block(worker + 1));
-      if (begin >= end) continue;
-      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
-                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
-                    groups[piece.group].grad(begin), piece.add);
-    }
-  });
-}
-
-/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
-/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
-/// to where `grad` collects.
-template <class Model, class Backward>
-void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
-  const auto skip = [&](bool on) {
-    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
-      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
-    });
-  };
-  skip(true);
-  try {
-    backward();
-  } catch (...) {
-    skip(false);
-    throw;
-  }
-  skip(false);
-  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
-    auto& parameter = copy.parameter();
-    if (!parameter.grad_arrived()) return;
-    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
-    entry.parameter().add_grad_of(parameter);
-    parameter.set_grad_arrived(false);
-  });
-}
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-
-// <chorus/parallel/dp/replicate.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
-
-namespace chorus::dp {
-
 /// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
 /// `wanted(entry number)`.
 template <class Entry, class Wanted, class Use>
@@ -49892,169 +48634,6 @@ void replicate(const Replicas<Model>& replicas, std::size_t i) {
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-
-namespace chorus::dp {
-
-template <class Model>
-class CanonicalReduce {
- public:
-  using D = typename Replicas<Model>::D;
-
-  /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
-    if (shares_ == 0) return;
-    for (std::size_t i = 0; i < replicas.size(); ++i)
-      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
-          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
-          shares_of_device(shares, replicas.size(), i)));
-    counted_.emplace();
-  }
-
-  std::size_t shares() const { return shares_; }
-  /// By device; empty without shares.
-  const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
-  std::vector<ShareRange> runs(std::size_t used) const {
-    std::vector<ShareRange> runs;
-    for (const auto& device : devices_)
-      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
-    return runs;
-  }
-
-  /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
-    if (shares_ == 0) return nullptr;
-    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
-  }
-
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
-  template <class Apply>
-  void backward(const Roots& roots, bool keep, const Apply& apply) {
-    earlier_.take(replicas_.parameters(0));
-    const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
-    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
-      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
-                           [](Node&) {});
-    });
-    reduce(used.size());
-    earlier_.give_back();
-  }
-
- private:
-  struct Sum {
-    std::size_t device, number;  // of the device's sums
-  };
-
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
-  void reduce(std::size_t used) {
-    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
-      return replicas_.parameters(i).entries()[p].parameter();
-    };
-    const auto& entries = replicas_.parameters(0).entries();
-    for_each_run(
-        entries,
-        [&](std::size_t p) {
-          bool any = false;
-          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
-            if (!parameter(i, p).grad_arrived())
-              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
-          if (any) parameter(0, p).set_grad_arrived(true);
-          if (any) entries[p].named.handle.shared()->set_reached();
-          return any;
-        },
-        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
-  }
-  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
-    const trace::Span span(trace::Lane::communication, "copy", "reduce");
-    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
-    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
-    const auto add = [&](const Sum& left, const Sum& right) {
-      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
-      add_gradients(dtype, count, from, at(right), to, at(left), true);
-      if (left.device != right.device)
-        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
-    };
-    TreeSum<Sum> sum;
-    for (std::size_t i = 0; i < used; ++i)
-      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
-        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
-    const auto* const all = at(*sum.finish(add));
-    const D first = replicas_.device(0);
-    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
-    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
-  }
-
-  const Replicas<Model>& replicas_;
-  std::size_t shares_;
-  std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
-  canonical::EarlierGradients<D> earlier_;
-  std::optional<detail::CountedCanonicalPolicy> counted_;  // where there are shares
-};
-
-}  // namespace chorus::dp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_CANONICAL_REDUCE_HPP
-
-// <chorus/parallel/dp/collectives.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
-/// reduce.
-
-// <chorus/comm/nccl/device_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
-
-namespace chorus::comm {
-
-/// Some numbers in one device's memory.
-struct DevicePiece {
-  void* data;
-  std::size_t count;
-  DType dtype;
-};
-
-/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
-/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
-/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
-/// deadline. The first failure is final, for all devices.
-class DeviceGroup {
- public:
-  DeviceGroup() = default;
-  virtual ~DeviceGroup() = default;
-  DeviceGroup(const DeviceGroup&) = delete;
-  DeviceGroup& operator=(const DeviceGroup&) = delete;
-
-  /// Meets the others.
-  virtual void join(int rank) = 0;
-  /// Everybody's pieces := device 0's.
-  virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
-  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
-  virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
-  virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
-  /// any thread.
-  virtual void abort(int rank, std::string_view why) noexcept = 0;
-  /// Where something failed first; -1: nowhere.
-  virtual int failed() = 0;
-};
-
-/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
-using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
-                                                          std::chrono::milliseconds timeout);
-
-/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
-inline DeviceGroupMaker& device_group_maker() {
-  static DeviceGroupMaker maker = nullptr;
-  return maker;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 
 namespace chorus::dp {
 
@@ -50292,29 +48871,6 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DP_OPTIONS_HPP
 /// The options of DataParallel, and the devices that a run gives it.
 
-// <chorus/parallel/canonical/checked_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-/// The option `canonical_shares` of every policy.
-
-namespace chorus::canonical {
-
-/// The number of shares, 0 where there are none. Throws UsageError for a number that is none, where there
-/// are more devices than shares, and where samples don't lie along the first axis.
-[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
-  check<UsageError>(shares >= 0 && shares <= most_canonical_shares, "canonical_shares: expected 1 to ",
-                    most_canonical_shares, ", or 0 for none, got ", shares);
-  check<UsageError>(shares == 0 || devices <= shares, "canonical_shares: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
-  check<UsageError>(shares == 0 || dim == 0,
-                    "canonical_shares: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
-  return static_cast<std::size_t>(shares);
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_CHECKED_SHARES_HPP
-
 #if CHORUS_USE_CUDA
 #endif
 
@@ -50331,8 +48887,6 @@ struct DataParallelOptions {
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
   /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// See SingleDeviceOptions: a device takes whole shares, of which there are at least as many as devices.
-  int canonical_shares = 0;
 };
 
 namespace dp {
@@ -50385,7 +48939,6 @@ DataParallelOptions settled(DataParallelOptions options) {
   CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
-  canonical::checked_shares(options.canonical_shares, static_cast<int>(options.device_ids.size()), options.dim);
   return options;
 }
 
@@ -50676,13 +49229,6 @@ CHORUS_INLINE WatchScope::~WatchScope() {
 
 namespace chorus::dp {
 
-/// So many devices with one share each.
-inline std::vector<ShareRange> one_each(std::size_t devices) {
-  std::vector<ShareRange> runs;
-  for (std::size_t i = 0; i < devices; ++i) runs.push_back({i, i + 1});
-  return runs;
-}
-
 /// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
 /// std::apply.)
 template <class Model, class... Own>
@@ -50697,25 +49243,22 @@ template <class Model, class Shares, class Returned>
 class Pass {
  public:
   using Output = Returned;
-  using Devices = std::vector<std::shared_ptr<canonical::DeviceShares<typename Replicas<Model>::D>>>;
 
-  /// `device_shares`: which of the shares each device has; where they are canonical ones, they are computed by
-  /// `canonical_devices`, else there are none of these, and each device has one share. `random`: the whole batch's.
-  /// `watch`: of the first device's parameters, or null.
-  Pass(const Split& how, std::vector<ShareRange> device_shares, Devices canonical_devices, Model& model,
-       const Replicas<Model>& replicas, const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
+  /// `devices`: so many take part. `random`: the whole batch's. `watch`: of the first device's parameters, or null.
+  Pass(const Split& how, std::size_t devices, Model& model, const Replicas<Model>& replicas,
+       const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
-        runs(std::move(device_shares)),
         shares(how.devices),
         returns(how.devices),
         outputs(how.devices),
         first_(model),
-        devices_(std::move(canonical_devices)),
         copies_(replicas.copies()),
         random_(random),
         watch_(std::move(watch)),
-        drew_(how.devices),
-        prepared_(static_cast<std::ptrdiff_t>(runs.size())) {}
+        drew_(devices),
+        prepared_(static_cast<std::ptrdiff_t>(devices)) {}
+
+  std::size_t devices() const { return drew_.size(); }
 
   /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
   /// first device's model writes into its buffers, the others have copied before.
@@ -50729,40 +49272,37 @@ class Pass {
     task();
   }
 
-  /// In the thread of device `i`: its copy of the model makes its output of each of its shares.
+  /// In the thread of device `i`: its copy of the model makes its output of its share.
   void forward(std::size_t i) {
+    forward(i, [&](Model& model, const RandomContext& whole) {
+      RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
+      const RandomScope random_scope(random);
+      outputs[i].emplace(call(model, *shares[i]));
+      return random.drew;
+    });
+  }
+  /// The same where `compute(model, random)` fills `outputs`, and returns whether random numbers were drawn.
+  template <class Compute>
+  void forward(std::size_t i, const Compute& compute) {
     const GradMode mode(grad_);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     const detail::WatchScope watch_scope(i == 0 ? watch_ : nullptr);
     RandomContext whole = random_;
     if (i > 0) whole.device_slot = trace_slot(copies_[i - 1]->device());
-    Model& model = i == 0 ? first_ : copies_[i - 1]->model();
-    if (devices_.empty()) return forward(model, whole, i);
-    drew_[i] = devices_[i]->forward(whole, split, runs[i].begin, runs[i].count(), [&](std::size_t share) {
-      outputs[runs[i].begin + share].emplace(call(model, *shares[runs[i].begin + share]));
-    });
+    drew_[i] = compute(i == 0 ? first_ : copies_[i - 1]->model(), whole);
   }
 
   /// Whether random operations have drawn numbers on any device.
   bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
 
   const Split split;
-  const std::vector<ShareRange> runs;  // by device
-  // By share.
+  // By share, of which each device has one.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
   std::vector<std::optional<Output>> outputs;
 
  private:
-  void forward(Model& model, const RandomContext& whole, std::size_t i) {
-    RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
-    const RandomScope random_scope(random);
-    outputs[i].emplace(call(model, *shares[i]));
-    drew_[i] = random.drew;
-  }
-
   Model& first_;
-  Devices devices_;
   typename Replicas<Model>::Copies copies_;
   RandomContext random_;
   std::shared_ptr<detail::UnlistedParameters> watch_;
@@ -50881,6 +49421,133 @@ void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, 
 
 }  // namespace chorus::dp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
+
+// <chorus/parallel/dp/reduce.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
+/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+
+namespace chorus::dp {
+
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+template <class Model, class F>
+void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
+  for (std::size_t i = 1; i < used; ++i)
+    for (std::size_t p = 0; p < replicas.parameters(0).entries().size(); ++p)
+      f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
+}
+
+/// Before backward: one that failed may have left gradients on the copies.
+template <class Model>
+void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
+  for_each_copy(replicas, used,
+                [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
+}
+
+/// `to`, on the first device, becomes or grows by `from`, on another.
+template <Device D>
+void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
+                   bool add) {
+  const auto bytes = count * size_of(dtype);
+  if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
+  Storage<D> near;
+  if constexpr (!std::is_same_v<D, Cpu>)
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+      near = Storage<D>(to_device, bytes);
+      copy_bytes(to_device, near.data(), from_device, from, bytes);
+      from = static_cast<const std::byte*>(near.data());
+    }
+  const auto elements = static_cast<Index>(count);
+  if (dtype == DType::f32)
+    kernels::axpy(to_device, elements, 1.0f, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
+  else
+    kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
+}
+
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
+/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+template <class Model, class Run>
+void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
+  struct Piece {
+    std::size_t device, group, begin, count;
+    bool add;
+  };
+  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<std::size_t> bytes(used);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    if (!copy.parameter().grad_arrived()) return;
+    auto& to = entry.parameter();
+    const bool add = to.grad_arrived();
+    to.set_grad_arrived(true);
+    entry.named.handle.shared()->set_reached();
+    bytes[i] += to.size_bytes();
+    if (!pieces.empty() && pieces.back().device == i && pieces.back().group == entry.group &&
+        pieces.back().add == add && pieces.back().begin + pieces.back().count == entry.begin)
+      pieces.back().count += entry.count;
+    else
+      pieces.push_back({i, entry.group, entry.begin, entry.count, add});
+  });
+  if (pieces.empty()) return;
+  for (std::size_t i = 1; i < used; ++i)
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
+  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
+  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  const auto& groups = replicas.parameters(0).groups();
+  struct Range {
+    std::size_t begin = SIZE_MAX, end = 0;
+  };
+  std::vector<Range> ranges(groups.size());
+  for (const Piece& piece : pieces) {
+    auto& [begin, end] = ranges[piece.group];
+    begin = std::min(begin, piece.begin);
+    end = std::max(end, piece.begin + piece.count);
+  }
+  const std::size_t workers = std::is_same_v<typename Replicas<Model>::D, Cpu> ? used : 1;
+  run(workers, [&](std::size_t worker) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    for (const Piece& piece : pieces) {
+      const Range& range = ranges[piece.group];
+      const Split blocks{static_cast<Index>(range.end - range.begin), workers};
+      const auto block = [&](std::size_t i) { return range.begin + static_cast<std::size_t>(blocks.begin(i)); };
+      const auto begin = std::max(piece.begin, block(worker)),
+                 end = std::min(piece.begin + piece.count, block(worker + 1));
+      if (begin >= end) continue;
+      add_gradients(groups[piece.group].dtype, end - begin, replicas.device(piece.device),
+                    replicas[piece.device].parameters().groups()[piece.group].grad(begin), replicas.device(0),
+                    groups[piece.group].grad(begin), piece.add);
+    }
+  });
+}
+
+/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
+/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
+/// to where `grad` collects.
+template <class Model, class Backward>
+void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
+  const auto skip = [&](bool on) {
+    for_each_copy(replicas, used, [on](std::size_t, const auto& entry, const auto& copy) {
+      copy.named.handle.shared()->set_skipped(on && entry.named.handle.shared()->skipped());
+    });
+  };
+  skip(true);
+  try {
+    backward();
+  } catch (...) {
+    skip(false);
+    throw;
+  }
+  skip(false);
+  for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
+    auto& parameter = copy.parameter();
+    if (!parameter.grad_arrived()) return;
+    trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, parameter.size_bytes());
+    entry.parameter().add_grad_of(parameter);
+    parameter.set_grad_arrived(false);
+  });
+}
+
+}  // namespace chorus::dp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
 
 // <chorus/parallel/model_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
@@ -51139,6 +49806,8 @@ class Policy {
  public:
   using model_type = Model;
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
+  static constexpr bool adds_up_in_pass = false;
   static_assert(
       requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
   static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
@@ -51197,8 +49866,6 @@ class Policy {
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
-  /// How many shares every batch is cut into, where a policy has canonical shares; else 0.
-  int canonical_shares() const { return 0; }
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
   /// Random operations depend on it, so a checkpoint keeps it.
@@ -51375,7 +50042,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
-  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
   const DataParallelOptions& options() const { return options_; }
 
  protected:
@@ -51386,26 +50052,29 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
-        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
     warn_of_imbalance<D>(options_.device_ids);
   }
 
   /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
+    return begin_shares<Make>(
+        Index{devices()}, [](const Split& split) { return split.devices; }, inputs...);
+  }
+  /// The same for a batch in `most` shares, of which `devices_of(split)` devices have some.
+  template <template <class> class Make, class DevicesOf, class... Inputs>
+  auto begin_shares(Index most, const DevicesOf& devices_of, const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const bool canonical = canonical_.shares() != 0;
-    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
     const Split split = roles_.split("DataParallel", most, options_.dim, inputs...);
-    auto runs = canonical ? canonical_.runs(split.devices) : one_each(split.devices);
+    const std::size_t count = devices_of(split);
     const auto& random = this->begin_forward(split.batch);
-    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
+    for (std::size_t i = 1; i < count; ++i) replicas_[i].take_members(this->model_);
     using Made = Shares<Make, D, Inputs...>;
     using Output = decltype(call(this->model_, std::declval<const Made&>()));
-    return std::make_shared<Pass<Model, Made, Output>>(split, std::move(runs), canonical_.devices(), this->model_,
-                                                       replicas_, random, this->watch_once());
+    return std::make_shared<Pass<Model, Made, Output>>(split, count, this->model_, replicas_, random,
+                                                       this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -51418,8 +50087,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   /// A forward pass with a GraphVariable among the inputs: see dp/recorded.hpp.
   template <class... Inputs>
   auto forward_recorded(const Inputs&... inputs) {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
     const auto pass = begin_pass<MakeRecordedShare>(inputs...);
     recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
@@ -51439,16 +50106,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
   }
-  /// Backward of canonical shares, with their own order in step 5.
-  void backward_of_shares(const Roots& roots, bool keep) {
-    canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
-      before_backward(used);
-      parallel_apply_(used, task);
-    });
-  }
   void backward_to_wanted(const Roots& roots, bool keep) override {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
     parallel_apply_.await();
     before_backward(roots.size());
     reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
@@ -51468,9 +50126,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   Replicas<Model> replicas_;
   ParallelApply parallel_apply_;
   Collectives<Model> collectives_;
-  CanonicalReduce<Model> canonical_;
-
- private:
   detail::GatheredScalars scalars_;
 };
 
@@ -51533,13 +50188,12 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
-    const std::size_t devices = pass->runs.size();
+    const std::size_t devices = pass->devices();
     const bool replicated = this->collectives_.replicate(devices);
     this->parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
-        // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
-        for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
-          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        // 1. Scatter: the device gets its share of each input.
+        pass->shares[i].emplace(dp::scatter(pass->split, i, this->replicas_.device(i), pass->returns[i], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
         if (!replicated) dp::replicate(this->replicas_, i);
       });
@@ -51548,8 +50202,7 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
     });
     this->end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(
-        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), this->canonical_.cut(pass->split)));
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
   /// The same with a GraphVariable among the inputs.
@@ -51561,7 +50214,6 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
     this->parallel_apply_.await();
-    if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
     this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.
@@ -51599,6 +50251,30 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 /// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
 
 namespace chorus::detail {
 
@@ -52721,9 +51397,6 @@ struct DistributedDataParallelOptions {
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
   NonFinite non_finite = NonFinite::propagate;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
-  /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
-  int canonical_shares = 0;
 
   template <Device D>
   BucketOptions buckets() const {
@@ -52764,7 +51437,7 @@ struct DistributedDataParallelOptions {
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
-                ", canonical_shares ", canonical_shares, ", ignored");
+                ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     return text + "\n";
   }
@@ -52888,7 +51561,7 @@ class Core {
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
-  std::unique_ptr<BucketSums> instead_of_hook = nullptr;
+  std::unique_ptr<BucketSums> sums = nullptr;
   std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
@@ -53122,7 +51795,7 @@ class BufferSharing final : public Extension<D> {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
-    /// With canonical shares rank 0's are sent after a pass: so all ranks evaluate with the same ones.
+    /// Where each pass is the whole batch's, rank 0's are sent after it: so all ranks evaluate with the same ones.
     bool after_forward = false;
   };
 
@@ -53174,144 +51847,6 @@ class BufferSharing final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUFFER_SHARING_HPP
-
-// <chorus/parallel/ddp/canonical_sums.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
-/// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
-
-// <chorus/parallel/canonical/sums_of_ranks.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
-
-namespace chorus::canonical {
-
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
-inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
-  const std::size_t used = std::min(shares, batch);
-  std::vector<std::vector<ShareRange>> sums;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const ShareRange run = shares_of_device(shares, ranks, rank);
-    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
-  }
-  return sums;
-}
-
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
-template <Device D, class Numbers>
-void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
-            std::size_t count, std::byte* total) {
-  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
-  TreeSum<std::byte*> sum;
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
-    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
-  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
-    copy_bytes(device, total, device, *all, count * size_of(dtype));
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_SUMS_OF_RANKS_HPP
-
-namespace chorus::ddp {
-
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
-template <Device D, class Communicator>
-class CanonicalSums final : public BucketSums {
- public:
-  /// `shares` in all; `tree` of this rank's run.
-  CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
-      : core_(core), shares_(shares), tree_(tree) {}
-
-  void start(Bucket& bucket) override;
-
-  void finish(Bucket& bucket) override;
-
- private:
-  // Which sums each rank has of this batch.
-  void share_out();
-
-  struct Gathered {
-    Storage<D> own, all;
-  };
-  Core<D, Communicator>& core_;
-  std::size_t shares_;
-  const canonical::GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
-  std::vector<Gathered> gathered_;             // by bucket
-};
-
-}  // namespace chorus::ddp
-
-#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
-// <chorus/parallel/ddp/canonical_sums_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-/// How the sums of ranks are added up in the order of the tree.
-
-namespace chorus::ddp {
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
-  if (core_.ranks.size() == 1) return;
-  if (bucket.index == 0) share_out();
-  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
-  auto& [own, all] = gathered_[bucket.index];
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  const MemoryScope scope(trace::Memory::buckets);
-  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
-  const std::byte* mine = core_.gradients(bucket);
-  if (most_ > 1 || tree_.sums().empty()) {
-    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
-    auto* const to = static_cast<std::byte*>(own.data());
-    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
-      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
-      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
-    mine = to;
-  }
-  const bool last = bucket.index + 1 == core_.buckets.all().size();
-  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
-    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
-    const std::span<T> everything(to, ranks * most_ * bucket.count);
-    if (std::is_same_v<D, Cpu> && last)
-      core_.ranks.all_gather(from, everything, options);
-    else
-      bucket.work = core_.ranks.all_gather_async(from, everything, options);
-  });
-}
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::finish(Bucket& bucket) {
-  bucket.work.wait();
-  if (core_.ranks.size() == 1) return;
-  const std::size_t bytes = core_.bytes(bucket);
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
-  canonical::add_up(
-      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
-      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
-}
-
-template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::share_out() {
-  sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                                   static_cast<std::size_t>(core_.shares.batch()));
-  most_ = 1;
-  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CANONICAL_SUMS_HPP
 
 // <chorus/parallel/ddp/clock.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
@@ -53637,13 +52172,13 @@ struct HookCalls {
   Hook hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    if (core.instead_of_hook) return core.instead_of_hook->start(bucket);
+    if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
-    if (core.instead_of_hook) {
-      for (Bucket& bucket : buckets) core.instead_of_hook->finish(bucket);
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
       return;
     }
     if constexpr (HookTraits<Hook, D, Communicator>::resumes)
@@ -54561,195 +53096,11 @@ class UnusedParameters final : public Extension<D> {
 /// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
 /// agree on.
 
-// <chorus/parallel/canonical/model_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-/// A model that computes its batch one canonical share after the other, forward and backward.
-
-// <chorus/parallel/canonical/join_shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-/// What a model has returned for each canonical share as what it returns for one batch.
-
-namespace chorus::canonical {
-
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
-template <class D>
-struct JoinShares : dp::JoinOutputs<D> {
-  using dp::JoinOutputs<D>::JoinOutputs;
-  template <class X>
-  static constexpr bool adds_axis = false;
-
-  template <class X>
-  auto operator()(const std::vector<const X*>& outputs) const {
-    if constexpr (Operand<X>) {
-      if constexpr (tensor_of<X>::rank > 0) {
-        return dp::JoinOutputs<D>::operator()(outputs);
-      } else {
-        return join_scalars(outputs);
-      }
-    } else {
-      if constexpr (requires(const X& x) { x == x; })
-        for (const X* output : outputs)
-          check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from "
-                            "share to share");
-      return *outputs[0];
-    }
-  }
-
- private:
-  template <class X>
-  X join_scalars(const std::vector<const X*>& outputs) const {
-    if constexpr (detail::is_variable<X>) {
-      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
-      if (losses.node() && this->backward->canonical_cut() != nullptr)
-        return mean_of_share_losses(losses, **this->backward->canonical_cut());
-    }
-    check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a number without axes for each share, and none of them is "
-                      "the batch's: expected one for each sample, [batch]");
-    return *outputs[0];
-  }
-};
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_JOIN_SHARES_HPP
-
-namespace chorus::canonical {
-
-/// A policy's part for the shares of one process.
-template <class Model>
-class ModelShares final : private dp::BackwardRunner {
- public:
-  using D = typename nn::detail::DeviceOfModel<Model>::type;
-
-  /// What a policy of several processes adds.
-  struct Processes {
-    /// Sums over all of them.
-    std::function<void(std::span<double>)> sum;
-    /// The whole batch's number of samples, in backward.
-    std::function<Index()> batch;
-  };
-
-  /// `run` of the `shares` are this process's. What is passed by reference has to outlive this.
-  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
-              std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
-      : model_(model),
-        flat_(flat),
-        alive_(std::move(alive)),
-        shares_(shares),
-        processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {}
-  ~ModelShares() { *processes_ = {}; }
-  ModelShares(const ModelShares&) = delete;
-  ModelShares& operator=(const ModelShares&) = delete;
-
-  std::size_t shares() const { return shares_; }
-  /// The sums of this process's gradients.
-  const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
-  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
-  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
-
-  /// The model's output for this process's samples. `random`: of the first of them.
-  template <class... Inputs>
-  auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
-    const dp::Split split =
-        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
-    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
-    const D device = flat_.groups().front().values.device();
-    std::vector<dp::GradientReturns> returns(split.devices);
-    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
-    std::vector<std::optional<Output>> outputs(split.devices);
-    if (grad_enabled()) group_ = batch_group();
-    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
-      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
-    });
-    random.drew = random.drew || drew;
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
-    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
-  }
-
- private:
-  /// Of one pass.
-  class Cut final : public CanonicalCut {
-   public:
-    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : CanonicalCut(shares, run, samples), processes_(std::move(processes)) {}
-    void sum_over_processes(std::span<double> values) const override {
-      if (processes_->sum) processes_->sum(values);
-    }
-
-   private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
-  };
-
-  // What has no samples is the same for all processes, and no one of them has its gradient.
-  template <Operand X>
-  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
-    if constexpr (AnyVariable<X>)
-      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
-                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
-                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
-  }
-  void backward(const dp::Roots& roots, bool keep) override {
-    earlier_.take(flat_);
-    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
-    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
-      if (arrived_) arrived_(leaf);
-    });
-    if (const auto ended = std::exchange(ended_, nullptr)) ended();
-    earlier_.give_back();
-    for (const auto& entry : flat_.entries())
-      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
-  }
-  void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
-  }
-  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& entry : flat_.entries())
-      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
-  }
-
-  detail::CountedCanonicalPolicy counted_;
-  Model& model_;
-  const nn::FlatParameters<D>& flat_;
-  std::weak_ptr<void> alive_;
-  std::size_t shares_;
-  std::shared_ptr<Processes> processes_;
-  DeviceShares<D> device_;
-  dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
-  EarlierGradients<D> earlier_;
-  std::function<void(Node&)> arrived_;
-  std::function<void()> ended_;
-};
-
-/// `model.forward(inputs...)`, in shares where there are such; where nothing is recorded, a model that returns numbers
-/// without axes computes all samples at once. Throws UsageError for what can't be cut.
-template <class Model, class... Inputs>
-auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
-  using Output = decltype(model.forward(inputs...));
-  if (shares == nullptr || (detail::holds_scalars<Output> && !grad_enabled())) return model.forward(inputs...);
-  if constexpr (dp::is_recorded<Inputs...>) {
-    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
-  } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {
-    return shares->forward(random, inputs...);
-  } else {
-    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
-                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
-  }
-}
-
-}  // namespace chorus::canonical
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_CANONICAL_MODEL_SHARES_HPP
-
 namespace chorus {
+
+namespace ddp {
+class BucketSums;
+}
 
 namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
@@ -54774,11 +53125,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares(),
                                           .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
   Communicator& communicator() const { return communicator_; }
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
@@ -54840,8 +53189,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed,
-                    int canonical_shares = 0)
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
@@ -54865,18 +53213,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-    if (const auto shares = canonical::checked_shares(canonical_shares, communicator.size(), dim)) {
-      shares_.add_as_they_are();
-      canonical_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares,
-                         shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
-                         typename canonical::ModelShares<Model>::Processes{
-                             .sum = [this](std::span<double> values) { sum(values); },
-                             .batch =
-                                 [this] {
-                                   weigh_unless_weighed();
-                                   return shares_.batch();
-                                 }});
-    }
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -54889,12 +53225,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
   template <class F>
   void on_gradients(const F& f) {
-    if (canonical_) {  // whose hooks come later, with the gradient of the whole batch
-      std::unordered_map<const Node*, std::size_t> numbers;
-      for (const auto& entry : this->flat_.entries())
-        numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-      return canonical_->on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
-    }
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
@@ -54903,7 +53233,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f()` when the backward run of this thread has ended.
   template <class F>
   void when_backward_ends(const F& f) {
-    if (canonical_) return canonical_->when_backward_ends(f);
     at_backward_end([f, alive = this->alive()] {
       if (!alive.expired()) f();
     });
@@ -54974,16 +53303,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
-  /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
-  /// batch's: there is nothing to put off.
-  NoSync scope_without(bool& sync) const { return canonical_ ? NoSync() : NoSync(sync); }
+  /// The scope in which gradients are added up, by `sync` being off.
+  NoSync scope_without(bool& sync) const { return NoSync(sync); }
+  /// Who adds up the buckets of a DDP in place of its hook; null: the hook does.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core&) {
+    return nullptr;
+  }
 
   // For chorus::join.
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
-    check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
@@ -55025,12 +53356,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
-  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
-  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
-  /// took it, and where another policy took it afterwards.
+  /// The model's output for the inputs.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
+  /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
+  /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
+  /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
+  /// since the policy took it, and where another policy took it afterwards.
+  template <class Call>
+  auto forward(bool with_others, const Call& call) {
     handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
@@ -55040,35 +53376,32 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       buffers_apart_ = true;
       buffer_writes_ = count_buffer_writes();
     }
-    auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = call();
     this->end_forward();
     return output;
   }
 
   /// A forward pass that records gradients: its backward passes are weighed before they start.
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
+  template <class Call>
+  auto forward_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
     pass = {};
     const auto begin = Node::next_sequence();
     watch_backward(watch_);
-    auto output = forward(true, inputs...);
+    auto output = forward(true, call);
     pass = {begin, Node::next_sequence()};
     return output;
   }
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
-  void check_weighed() {
-    if (!canonical_) weigh_unless_weighed();
-  }
-  void weigh_unless_weighed() {
+  void check_weighed() { weigh_unless_weighed(true); }
+  void weigh_unless_weighed(bool refuses_sums) {
     if (weighed_run_ == backward_run()) return;
     losses_.clear();
     bool has_sums = false;
     for (const Ref<Node>& node : in_captured_step() ? std::span<const Ref<Node>>() : means_of_backward()) {
       if (node->is_mean()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
-      has_sums = has_sums || (!node->is_mean() && !canonical_ && communicator_.size() > 1);
+      has_sums = has_sums || (!node->is_mean() && refuses_sums && communicator_.size() > 1);
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
@@ -55076,8 +53409,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                       "that are means over different numbers, and not through a forward pass of the net in this "
                       "thread: call the net, not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
-  bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
+  /// Whether the backward run that this thread is in has been weighed.
+  bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other of what means and sums their losses are made.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
@@ -55086,11 +53419,25 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+  template <class Call>
+  auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
-    return forward(!joining_, inputs...);
+    return forward(!joining_, call);
+  }
+  /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
+  virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
+    if (communicator_.size() == 1 || in_captured_step()) {
+      weigh_run(false);
+    } else {
+      terms_.find(*nodes.front(), last_recorded());
+      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
+    }
+  }
+  std::span<const double> weigh_run(bool refused) {
+    weighed_run_ = backward_run();
+    return weigh(losses_, refused);
   }
 
   const std::string_view title_;
@@ -55105,7 +53452,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   bool joining_ = false, throw_early_ = false;
   bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
   bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
-  std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -55146,20 +53492,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       return first != nodes.end() && (*first)->sequence() >= pass.begin;
     };
     if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
+    losses_.clear();
+    weigh_losses(nodes);
+    backward_is_weighed();
+  }
+  std::uint64_t last_recorded() const {
     std::uint64_t last = 0;
     for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    losses_.clear();
-    if (canonical_) {
-      if (communicator_.size() > 1) detail::check_canonical_means(nodes);
-      weigh_run(false);
-    } else if (communicator_.size() == 1 || in_captured_step()) {
-      weigh_run(false);
-    } else {
-      terms_.find(*nodes.front(), last);
-      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
-      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
-    }
-    backward_is_weighed();
+    return last;
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
@@ -55174,10 +53514,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         "backward: two nets whose batches are divided in different ways have one loss");
       scale_in_backward(node, scales[i]);
     }
-  }
-  std::span<const double> weigh_run(bool refused) {
-    weighed_run_ = backward_run();
-    return weigh(losses_, refused);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {
@@ -55222,10 +53558,10 @@ namespace chorus::ddp {
 /// Base of DistributedDataParallel.
 template <class Model, class Hook, class Communicator>
 class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
-                          protected Core<typename Policy<Model>::device_type, Communicator> {
+                          protected Core<typename DistributedPolicy<Model, Communicator>::D, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
-  using Traits = HookTraits<Hook, typename Policy<Model>::device_type, Communicator>;
+  using Core = ddp::Core<typename Base::D, Communicator>;
+  using Traits = HookTraits<Hook, typename Base::D, Communicator>;
 
  public:
   using D = typename Base::device_type;
@@ -55260,23 +53596,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed, options.canonical_shares),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
-    if (this->canonical_) {
-      check<UsageError>(std::is_same_v<Hook, AllReduce>,
-                        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
-                        "default hook, AllReduce");
-      const auto refuse = [](bool chosen, const char* option) {
-        check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
-      };
-      refuse(options.static_graph, "static_graph");
-      refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
-                                                         "GradScaler looks at all),");
-      refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-      this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
-                                                                               this->canonical_->tree());
-    }
+    this->sums = this->template bucket_sums<Hook>(core());
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -55287,7 +53610,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
-                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
+                          {.zero_grad = !Base::adds_up_in_pass, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
@@ -55310,7 +53633,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   NoSync accumulate() {
-    if (!this->canonical_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
+    if (!Base::adds_up_in_pass && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
@@ -55369,7 +53692,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = this->canonical_.has_value()});
+        .after_forward = Base::adds_up_in_pass});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)
@@ -57267,11 +55590,12 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->forward_aside(pass, model);
     this->tell(&Extension::forward_begins, pass);
     this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
-    auto output = this->forward_recorded(inputs...);
+    auto output = this->forward_recorded(model);
     this->tell(&Extension::forward_ended);
     return output;
   }
@@ -57359,8 +55683,8 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
 // <chorus/parallel/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
-/// Policies that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told
-/// which.
+/// Policies, and types around models, that <chorus/chorus.hpp> declares and whose headers it leaves out: a program that
+/// forgets a header is told which.
 
 namespace chorus {
 
@@ -57382,6 +55706,8 @@ template <class Model, class Order = OneForwardOneBackward, class Communicator =
 class Pipeline;  // needs #include <chorus/parallel/pipeline.hpp>
 template <class Model, class... Axes>
 class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
+template <class Model, int Shares = 0>
+class SameBits;  // needs #include <chorus/same_bits.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
@@ -57419,9 +55745,6 @@ namespace chorus {
 struct SingleDeviceOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
-  /// Cuts every batch into that many shares, computes one after the other, and adds up in one order: the same bits as
-  /// other policies give on any number of devices, with the same number here. 0: the batch is whole.
-  int canonical_shares = 0;
 };
 
 /// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
@@ -57438,10 +55761,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
-    if (const auto shares = canonical::checked_shares(options.canonical_shares, 1, options.dim)) {
-      buffers_ = nn::named_buffers<typename Policy<Model>::device_type>(this->model_);
-      shares_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares, ShareRange{0, shares});
-    }
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
@@ -57460,19 +55779,15 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = canonical::forward(shares_ ? &*shares_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
   int devices() const { return 1; }
-  int canonical_shares() const { return shares_ ? static_cast<int>(shares_->shares()) : 0; }
 
  private:
   detail::ModelHandles handles_;
-  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;  // where there are shares
-  std::optional<canonical::ModelShares<Model>> shares_;
 };
 
 }  // namespace chorus
@@ -58006,17 +56321,10 @@ CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
-CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
-CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
-CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
-CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
-CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
-CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
 CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -63045,17 +61353,10 @@ CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
-CHORUS_EXTERN template class canonical::DeviceShares<Cpu>;
-CHORUS_EXTERN template class canonical::EarlierGradients<Cpu>;
-CHORUS_EXTERN template class canonical::GradientCopy<Cpu>;
-CHORUS_EXTERN template class canonical::GradientTree<Cpu>;
-CHORUS_EXTERN template class canonical::ShareBuffers<Cpu>;
-CHORUS_EXTERN template class canonical::SideBySide<Cpu>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
 CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::CanonicalSums<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Clock<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
@@ -63998,12 +62299,12 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError where one is a part of a parameter.
+/// `parameters`. Throws UsageError if one is a part of a parameter.
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
@@ -64032,21 +62333,21 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  /// The part of a parameter's norm that a step may have at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
 /// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
-/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
@@ -64104,16 +62405,16 @@ struct LambDirection {
 }  // namespace detail
 
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
-/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+/// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
-  /// part of a parameter.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
+  /// of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
@@ -64380,6 +62681,2010 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_COMPILED_POINTWISE_CPP
+
+// <chorus/compiled/same_bits.cpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
+#define CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
+// Part of the library chorus::compiled: canonical shares on the CPU.
+
+#define CHORUS_BUILDS_LIBRARY
+// <chorus/same_bits.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+/// The same bits on any number of devices: `ch::DistributedDataParallel<ch::SameBits<Model, 8>>`. See
+/// same_bits/README.md.
+
+// <chorus/same_bits/data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+
+// <chorus/same_bits/checked_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+/// How many canonical shares a policy may have.
+
+// <chorus/same_bits/share_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
+/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+
+namespace chorus::same_bits {
+
+/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+struct ShareRange {
+  std::size_t begin = 0, end = 0;
+
+  std::size_t count() const { return end - begin; }
+  /// Whether this one and `next` are the two halves of a node of the tree.
+  bool joins(const ShareRange& next) const;
+  friend bool operator==(const ShareRange&, const ShareRange&) = default;
+};
+
+/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
+  const auto all = static_cast<std::int64_t>(shares);
+  return {static_cast<std::size_t>(share_begin(all, devices, i)),
+          static_cast<std::size_t>(share_begin(all, devices, i + 1))};
+}
+
+/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
+/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
+/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
+/// their number.
+class ShareTree {
+ public:
+  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  template <class Add>
+  void push(ShareRange shares, const Add& add) {
+    sums_.push_back(shares);
+    while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
+  }
+  /// All shares have come: one sum is left.
+  template <class Add>
+  void finish(const Add& add) {
+    while (sums_.size() > 1) add_last(add);
+  }
+  /// What has been added up so far, from left to right.
+  const std::vector<ShareRange>& sums() const { return sums_; }
+
+ private:
+  template <class Add>
+  void add_last(const Add& add) {
+    const std::size_t end = sums_.back().end;
+    sums_.pop_back();
+    sums_.back().end = end;
+    add(sums_.size());
+  }
+
+  std::vector<ShareRange> sums_;
+};
+
+/// The sums that are left of a run of so many shares; one where it has all of them.
+std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
+
+/// Values of shares, or of sums of them, added up in the order of the tree.
+template <class Value>
+class TreeSum {
+ public:
+  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  template <class Add>
+  void push(ShareRange shares, Value value, const Add& add) {
+    values_.push_back(std::move(value));
+    tree_.push(shares, last_two(add));
+  }
+  /// The sum, when all have come; null of none.
+  template <class Add>
+  const Value* finish(const Add& add) {
+    tree_.finish(last_two(add));
+    return values_.empty() ? nullptr : &values_.front();
+  }
+
+ private:
+  template <class Add>
+  auto last_two(const Add& add) {
+    return [this, &add](std::size_t depth) {
+      add(values_[depth - 1], values_[depth]);
+      values_.pop_back();
+    };
+  }
+
+  ShareTree tree_;
+  std::vector<Value> values_;
+};
+
+/// Numbers of all shares as one; 0 of none.
+double add_shares(std::span<const double> of_share);
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+/// How numbers are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
+  return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
+}
+
+CHORUS_INLINE std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares) {
+  ShareTree tree;
+  const auto nothing = [](std::size_t) {};
+  for (std::size_t share = run.begin; share < run.end; ++share) tree.push({share, share + 1}, nothing);
+  if (run == ShareRange{0, shares}) tree.finish(nothing);
+  return tree.sums();
+}
+
+CHORUS_INLINE double add_shares(std::span<const double> of_share) {
+  const auto add = [](double& left, double right) { left += right; };
+  TreeSum<double> sum;
+  for (std::size_t share = 0; share < of_share.size(); ++share) sum.push({share, share + 1}, of_share[share], add);
+  const double* const all = sum.finish(add);
+  return all == nullptr ? 0 : *all;
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
+
+namespace chorus::same_bits {
+
+/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
+/// don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
+                    shares);
+  check<UsageError>(devices <= shares, "SameBits: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
+
+// <chorus/same_bits/device_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+
+// <chorus/same_bits/batch_cut.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
+
+namespace chorus::same_bits {
+
+/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+class BatchCut : public BatchParts {
+ public:
+  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  std::size_t parts() const override { return run_.count(); }
+  std::int64_t samples() const override { return samples_; }
+  std::int64_t begin(std::size_t i) const override { return share_begin(samples_, run_.count(), i); }
+  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  [[gnu::cold]] Mean add_up(std::span<const double> sums, std::span<const double> overs) const override;
+
+ protected:
+  /// Sums over all processes that share the batch, in place; all of them call it.
+  virtual void sum_over_processes(std::span<double>) const {}
+
+ private:
+  std::size_t shares_;
+  ShareRange run_;
+  std::int64_t samples_;
+};
+
+/// Where backward passes through such a policy.
+class SharesNode final : public dp::BackwardNode {
+ public:
+  SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
+             std::shared_ptr<const BatchCut> batch_cut)
+      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+};
+
+/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
+/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+[[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
+
+/// While one lives, losses look for cuts.
+class CutsBatches {
+ public:
+  CutsBatches() {
+    ++policies;
+    detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+  }
+  ~CutsBatches() { --policies; }
+  CutsBatches(const CutsBatches&) = delete;
+  CutsBatches& operator=(const CutsBatches&) = delete;
+
+  static inline std::atomic<int> policies{0};
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/batch_cut_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
+  std::shared_ptr<const BatchCut> found;
+  if (node == nullptr || CutsBatches::policies == 0 || detail::computes_part || !grad_enabled()) return found;
+  detail::FoundNodes nodes;
+  nodes.add(*node);
+  nodes.walk([&](const Node& next) {
+    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    if (shares == nullptr) return true;
+    const auto& cut = shares->cut;
+    check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
+                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
+                      found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
+    found = cut;
+    return false;
+  });
+  return found;
+}
+
+CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
+  const auto is_mean = [](const Node& node) {
+    return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
+  };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  detail::FoundNodes under;
+  for (const Ref<Node>& node : nodes)
+    if (is_mean(*node)) under.add_inputs_of(*node);
+  under.walk([&](const Node& node) { return !is_cut(node); });
+  for (const Node* const node : under.all())
+    check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
+                      "canonical shares: the loss uses the parameter ", node->numbers_name(),
+                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+  detail::FoundNodes beside;  // what others than means go back into
+  for (const Ref<Node>& node : nodes)
+    if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
+  for (const Node* const node : beside.all())
+    check<UsageError>(!is_cut(*node) && !under.has(*node),
+                      "canonical shares: backward begins with something other than a mean over the batch: expected "
+                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
+                      "returned for its samples");
+}
+
+CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
+  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const std::size_t share = run_.begin + i;
+    numbers[share] = sums[i];
+    numbers[shares_ + share] = overs[i];
+    numbers[2 * shares_ + share] = static_cast<double>(size(i));
+  }
+  sum_over_processes(numbers);
+  const auto of_shares = [&](std::size_t which) { return std::span(numbers).subspan(which * shares_, shares_); };
+  const auto samples = of_shares(2);
+  const auto batch = static_cast<std::int64_t>(std::accumulate(samples.begin(), samples.end(), 0.0));
+  for (std::size_t i = 0; i < shares_; ++i) {
+    const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
+    check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
+                      shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
+                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+  }
+  const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
+  return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
+
+// <chorus/same_bits/device_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+
+// <chorus/same_bits/gradient_tree.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// copies of the flat gradients.
+
+namespace chorus::same_bits {
+
+/// `to` grows by `from`, both on one device.
+template <Device D>
+void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
+  ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
+    kernels::axpy(device, static_cast<Index>(count), T{1}, reinterpret_cast<const T*>(from), numbers);
+  });
+}
+
+/// A copy of all flat gradients.
+template <Device D>
+class GradientCopy {
+ public:
+  explicit GradientCopy(const nn::FlatParameters<D>& flat);
+  std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+
+ private:
+  std::vector<Storage<D>> groups_;
+};
+
+/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
+/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
+/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
+/// share.
+template <Device D>
+class GradientTree {
+ public:
+  explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
+
+  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  void begin(ShareRange run, std::size_t shares);
+  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
+  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
+  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  template <class Late>
+  void end_share(std::size_t share, const Late& late) {
+    for (std::size_t i = 0; i < taken_.size(); ++i)
+      while (taken_[i] <= share)
+        if (carry_none(i, taken_[i]++) && is_last(share)) late(i);
+  }
+  bool is_last(std::size_t share) const { return steps_[share].last; }
+
+  /// The sums that the run leaves, from left to right.
+  const std::vector<ShareRange>& sums() const { return tree_.sums(); }
+  /// Where the k-th of them has an element of the flat gradients.
+  std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The parameter whose leaf that is; none where it is none.
+  const std::size_t* entry_of(const Node& leaf);
+
+ private:
+  struct Copy {
+    GradientCopy<D> numbers;
+    std::vector<char> has;  // by entry
+  };
+
+  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
+  /// run ends.
+  struct Step {
+    std::size_t carries, depth;
+    bool last;
+  };
+
+  void begin_anew();
+  std::byte* place(const Copy& copy, std::size_t i) const;
+  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  void carry(std::size_t i, std::size_t share);
+  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  bool carry_none(std::size_t i, std::size_t share);
+  // The sums before the last one are complete: 0 where they have no gradient.
+  void fill_sums(std::size_t i, std::size_t depth);
+
+  const nn::FlatParameters<D>& flat_;
+  std::uint64_t generation_ = ~std::uint64_t{0};
+  std::unordered_map<const Node*, std::size_t> entry_of_;
+  ShareTree tree_;           // as it is at the end of the run
+  std::vector<Step> steps_;  // by share of the run
+  std::vector<Copy> copies_;
+  std::vector<std::size_t> taken_;  // by entry: of how many shares
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/gradient_tree_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+/// How the gradients of shares are added up as they arrive.
+
+namespace chorus::same_bits {
+
+template <Device D>
+GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
+  const MemoryScope scope(trace::Memory::gradients);
+  for (const auto& group : flat.groups()) {
+    const std::size_t bytes = group.count * size_of(group.dtype);
+    groups_.emplace_back(group.grads.device(), bytes);
+    zero_bytes(group.grads.device(), groups_.back().data(), bytes);
+  }
+}
+
+template <Device D>
+std::byte* GradientCopy<D>::at(std::size_t group, std::size_t element, DType dtype) const {
+  return static_cast<std::byte*>(groups_[group].data()) + element * size_of(dtype);
+}
+
+template <Device D>
+void GradientTree<D>::begin(ShareRange run, std::size_t shares) {
+  if (generation_ != flat_.generation() || entry_of_.empty()) begin_anew();
+  taken_.assign(taken_.size(), 0);
+  for (Copy& copy : copies_) copy.has.assign(copy.has.size(), false);
+  tree_ = {};
+  steps_.clear();
+  std::size_t copies = 0;
+  for (std::size_t share = run.begin; share < run.end; ++share) {
+    std::size_t carries = 0;
+    const auto carry = [&](std::size_t) { ++carries; };
+    tree_.push({share, share + 1}, carry);
+    const bool last = share + 1 == run.end;
+    if (last && run == ShareRange{0, shares}) tree_.finish(carry);
+    steps_.push_back({carries, tree_.sums().size() - 1, last});
+    copies = std::max(copies, steps_.back().depth + std::max<std::size_t>(carries, last ? 0 : 1));
+  }
+  while (copies_.size() < copies)
+    copies_.push_back({GradientCopy<D>(flat_), std::vector<char>(flat_.entries().size())});
+}
+
+template <Device D>
+void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
+  auto& p = flat_.entries()[i].parameter();
+  check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
+                    " got its gradient in several parts in one backward pass (backward within backward)");
+  while (taken_[i] < share) carry_none(i, taken_[i]++);
+  if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
+  carry(i, taken_[i]++);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::sum(std::size_t k, std::size_t group, std::size_t element) const {
+  const auto& flat = flat_.groups()[group];
+  return k + 1 == tree_.sums().size() ? flat.grad(element) : copies_[k].numbers.at(group, element, flat.dtype);
+}
+
+template <Device D>
+const std::size_t* GradientTree<D>::entry_of(const Node& leaf) {
+  const auto found = entry_of_.find(&leaf);
+  return found == entry_of_.end() ? nullptr : &found->second;
+}
+
+template <Device D>
+void GradientTree<D>::begin_anew() {
+  generation_ = flat_.generation();
+  copies_.clear();
+  taken_.assign(flat_.entries().size(), 0);
+  entry_of_.clear();
+  for (std::size_t i = 0; i < flat_.entries().size(); ++i)
+    entry_of_.emplace(flat_.entries()[i].named.handle.shared().get(), i);
+}
+
+template <Device D>
+std::byte* GradientTree<D>::place(const Copy& copy, std::size_t i) const {
+  const auto& entry = flat_.entries()[i];
+  return copy.numbers.at(entry.group, entry.begin, entry.parameter().dtype());
+}
+
+template <Device D>
+void GradientTree<D>::carry(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  const D device = p.where();
+  const auto count = static_cast<std::size_t>(p.count());
+  auto* const gradient = static_cast<std::byte*>(p.grad_place());
+  for (std::size_t c = depth + carries; c-- > depth;) {
+    Copy& left = copies_[c];
+    if (!std::exchange(left.has[i], false)) zero_bytes(device, place(left, i), p.size_bytes());
+    if (c == depth && !last)
+      add_numbers(device, p.dtype(), count, gradient, place(left, i));
+    else
+      add_numbers(device, p.dtype(), count, place(left, i), gradient);
+  }
+  if (last) {
+    fill_sums(i, depth);
+    return p.set_grad_arrived(true);
+  }
+  Copy& sum = copies_[depth];
+  if (carries == 0) copy_bytes(device, place(sum, i), device, gradient, p.size_bytes());
+  sum.has[i] = true;
+  p.set_grad_arrived(false);
+}
+
+template <Device D>
+bool GradientTree<D>::carry_none(std::size_t i, std::size_t share) {
+  const auto [carries, depth, last] = steps_[share];
+  auto& p = flat_.entries()[i].parameter();
+  bool any = false;
+  for (std::size_t c = last ? 0 : depth; c < depth + carries; ++c) any = any || copies_[c].has[i];
+  if (!any && last) fill_sums(i, depth);
+  if (!any) return false;
+  zero_bytes(p.where(), p.grad_place(), p.size_bytes());
+  carry(i, share);
+  return true;
+}
+
+template <Device D>
+void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
+  for (std::size_t c = 0; c < depth; ++c)
+    if (!std::exchange(copies_[c].has[i], false))
+      zero_bytes(flat_.entries()[i].parameter().where(), place(copies_[c], i),
+                 flat_.entries()[i].parameter().size_bytes());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
+
+// <chorus/same_bits/share_buffers.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+
+namespace chorus::same_bits {
+
+/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
+/// after others; what the first one has written stays: as where each share has a device of its own.
+template <Device D>
+class ShareBuffers {
+ public:
+  explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
+
+  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  void begin_pass(std::size_t shares, bool writes);
+  /// That share begins, after those before it, or goes on.
+  void enter(std::size_t share);
+  /// It has ended, or others go on.
+  void leave(std::size_t share);
+  void end_pass();
+
+ private:
+  struct Kept {
+    Storage<D> before;
+    std::vector<Storage<D>> of_share;
+    std::size_t begun = 0;  // shares
+    std::uint64_t version = 0;
+  };
+  void copy_out(std::size_t i, Storage<D>& to) const;
+  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  void copy_in(std::size_t i, const Storage<D>& from);
+
+  const std::vector<nn::NamedBuffer<D>>& buffers_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/share_buffers_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+/// How buffers of shares are told apart, and become one.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
+  kept_.resize(shares > 1 && writes ? buffers_.size() : 0);
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    kept_[i].of_share.resize(shares);
+    copy_out(i, kept_[i].before);
+    kept_[i].begun = 0;
+    kept_[i].version = buffers_[i].buffer->version();
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::enter(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    const bool goes_on = share < kept_[i].begun;
+    if (!goes_on) kept_[i].begun = share + 1;
+    copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
+  }
+}
+
+template <Device D>
+void ShareBuffers<D>::leave(std::size_t share) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_out(i, kept_[i].of_share[share]);
+}
+
+template <Device D>
+void ShareBuffers<D>::end_pass() {
+  for (std::size_t i = 0; i < kept_.size(); ++i) copy_in(i, kept_[i].of_share[0]);
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_out(std::size_t i, Storage<D>& to) const {
+  const auto& buffer = *buffers_[i].buffer;
+  if (to.bytes() != buffer.size_bytes()) to = Storage<D>(buffer.where(), buffer.size_bytes());
+  copy_bytes(buffer.where(), to.data(), buffer.where(), buffer.memory(), buffer.size_bytes());
+}
+
+template <Device D>
+void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
+  const auto& buffer = *buffers_[i].buffer;
+  copy_bytes(buffer.where(), buffer.memory(), buffer.where(), from.data(), buffer.size_bytes());
+  if (buffer.version() == kept_[i].version) return;
+  buffer.touch();
+  kept_[i].version = buffer.version();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
+
+// <chorus/same_bits/share_scope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+/// What a model finds around it while it computes one canonical share.
+
+namespace chorus::same_bits {
+
+/// Refuses layers that look at the batch of all devices.
+class NoBatchGroup final : public BatchGroup {
+ public:
+  void sum(std::span<double>) override {
+    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
+                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
+                     "the model had when the policy took it");
+  }
+  double weight() override { return 1; }
+};
+
+/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
+/// and a mean is the share's.
+class ShareScope {
+ public:
+  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
+             std::shared_ptr<BatchGroup> group)
+      : context_(dp::random_of_share(random, split, i, shares)),
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+  /// Whether operations have drawn random numbers.
+  bool drew() const { return context_.drew; }
+
+ private:
+  RandomContext context_;
+  RandomScope random_{context_};
+  BatchGroupScope group_;
+  detail::Replaced<bool> part_{detail::computes_part, true};
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
+
+// <chorus/same_bits/side_by_side.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+
+// <chorus/same_bits/share_turns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+
+namespace chorus::same_bits {
+
+/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
+/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+class ShareTurns {
+ public:
+  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  struct Work {
+    std::function<void(std::size_t)> task, enter, leave;
+  };
+
+  explicit ShareTurns(std::size_t shares) : threads_(shares) {}
+
+  /// Throws what a task has thrown, of several the one because of which others have.
+  void run(std::size_t shares, Work work);
+
+  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
+  /// UsageError where one ends without.
+  template <class Complete>
+  void meet(std::size_t i, const Complete& complete) {
+    check<UsageError>(i < ended_.size() && turn_ == i,
+                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
+                      "backward begin at what the policy returns");
+    const std::size_t round = round_;
+    ++arrived_;
+    leave(i);
+    pass_on(i);
+    await_turn(i);
+    if (i == 0 && arrived_ == ended_.size()) {
+      complete();
+      arrived_ = 0;
+      ++round_;
+    }
+    check<UsageError>(round_ != round && !first_error_, detail::different_layers);
+  }
+
+ private:
+  void take_turns(std::size_t i);
+  // All is written by the share whose turn it is.
+  void await_turn(std::size_t i);
+  void leave(std::size_t i);
+  void pass_on(std::size_t i);
+
+  dp::DeviceThreads threads_;
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::size_t turn_ = 0;
+  std::vector<char> ended_;
+  std::size_t arrived_ = 0, round_ = 0;
+  std::exception_ptr first_error_;
+  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/share_turns_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+/// How shares that go side by side take turns.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
+  work_ = std::move(work);
+  ended_.assign(shares, false);
+  turn_ = arrived_ = round_ = 0;
+  first_error_ = nullptr;
+  team_ = std::move(detail::thread_team());
+  threads_.run(shares, [this, slot = detail::pass_slot](std::size_t i) {
+    const detail::Replaced<int> here(detail::pass_slot, slot);
+    take_turns(i);
+  });
+  detail::thread_team() = std::move(team_);
+  ended_.clear();
+  if (first_error_) std::rethrow_exception(std::exchange(first_error_, nullptr));
+}
+
+CHORUS_INLINE void ShareTurns::take_turns(std::size_t i) {
+  try {
+    await_turn(i);
+    work_.task(i);
+  } catch (...) {
+    if (!first_error_) first_error_ = std::current_exception();
+  }
+  leave(i);
+  ended_[i] = true;
+  pass_on(i);
+}
+
+CHORUS_INLINE void ShareTurns::await_turn(std::size_t i) {
+  {
+    std::unique_lock lock(mutex_);
+    change_.wait(lock, [&] { return turn_ == i; });
+  }
+  detail::thread_team() = std::move(team_);
+  work_.enter(i);
+}
+
+CHORUS_INLINE void ShareTurns::leave(std::size_t i) {
+  work_.leave(i);
+  team_ = std::move(detail::thread_team());
+}
+
+CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t step = 1; step <= ended_.size(); ++step) {
+    turn_ = (i + step) % ended_.size();
+    if (!ended_[turn_]) break;
+  }
+  change_.notify_all();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
+
+namespace chorus::same_bits {
+
+/// Whether a layer of the model looks at the whole batch.
+[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+
+/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+template <Device D>
+class SideBySide {
+ public:
+  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
+  /// Nodes of the tape may outlive it.
+  ~SideBySide();
+  SideBySide(const SideBySide&) = delete;
+  SideBySide& operator=(const SideBySide&) = delete;
+
+  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
+  /// batch, null where there is one.
+  void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+           const std::function<void(std::size_t)>& task);
+  std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
+
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  template <class F>
+  void with_gradient(Node& leaf, const F& f) const {
+    const auto found = number_of_.find(&leaf);
+    if (found == number_of_.end()) return;
+    const auto* const parameter = parameters_[found->second];
+    f(*nodes_[found->second], parameter->grad_data_of(leaf));
+    parameter->drop_grad_of(leaf);
+  }
+
+ private:
+  struct Group final : BatchGroup {
+    Group(SideBySide& owner, std::size_t number) : shares(&owner), i(number) {}
+    void sum(std::span<double> values) override;
+    double weight() override { return 1; }
+    std::size_t member() const override { return i; }
+    SideBySide* shares;
+    std::size_t i;
+  };
+
+  void stand_in(std::span<const Ref<Node>> leaves);
+  void sum(std::size_t i, std::span<double> values);
+  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  void add_up();
+
+  ShareBuffers<D>& buffers_;
+  std::size_t shares_;
+  ShareRange run_;
+  std::shared_ptr<BatchGroup> devices_;
+  ShareTurns turns_;
+  std::size_t used_ = 0;
+  std::vector<std::vector<double>> values_;  // by share of the run
+  std::vector<double> total_;
+  std::vector<ParameterOn<D>*> parameters_;
+  std::vector<Node*> nodes_;                    // of these
+  std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
+  std::unordered_map<const Node*, std::size_t> number_of_;
+  std::vector<std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/side_by_side_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+/// How shares meet where a layer asks for sums over the batch.
+
+namespace chorus::same_bits {
+
+CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+  struct Look final : nn::detail::Walker {
+    bool any = false;
+    void enter(nn::Module& layer) override {
+      const auto* const layer_that_may = dynamic_cast<const nn::Synchronisable*>(&layer);
+      any = any || (layer_that_may != nullptr && layer_that_may->synchronised());
+    }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
+template <Device D>
+SideBySide<D>::SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares,
+                          ShareRange run)
+    : buffers_(buffers), shares_(shares), run_(run), turns_(run.count()), values_(run.count()), leaves_(run.count()) {
+  for (const auto& entry : flat.entries()) {
+    parameters_.push_back(&entry.parameter());
+    nodes_.push_back(entry.named.handle.shared().get());
+  }
+  for (auto& leaves : leaves_)
+    for (auto* const parameter : parameters_) {
+      leaves.push_back(parameter->make_stand_in());
+      number_of_.emplace(leaves.back().get(), leaves.size() - 1);
+    }
+  for (std::size_t i = 0; i < run.count(); ++i) groups_.push_back(std::make_shared<Group>(*this, i));
+}
+
+template <Device D>
+SideBySide<D>::~SideBySide() {
+  for (const auto& group : groups_) group->shares = nullptr;
+}
+
+template <Device D>
+void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
+                        const std::function<void(std::size_t)>& task) {
+  used_ = used;
+  devices_ = std::move(devices);
+  turns_.run(count, {.task = task,
+                     .enter =
+                         [this, forward](std::size_t i) {
+                           if (forward) buffers_.enter(i);
+                           stand_in(leaves_[i]);
+                         },
+                     .leave =
+                         [this, forward](std::size_t i) {
+                           stand_in({});
+                           if (forward) buffers_.leave(i);
+                         }});
+}
+
+template <Device D>
+void SideBySide<D>::Group::sum(std::span<double> values) {
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  shares->sum(i, values);
+}
+
+template <Device D>
+void SideBySide<D>::stand_in(std::span<const Ref<Node>> leaves) {
+  for (std::size_t p = 0; p < parameters_.size(); ++p)
+    parameters_[p]->set_origin(leaves.empty() ? Ref<Node>() : leaves[p]);
+}
+
+template <Device D>
+void SideBySide<D>::sum(std::size_t i, std::span<double> values) {
+  values_[i].assign(values.begin(), values.end());
+  turns_.meet(i, [this] { add_up(); });
+  check<UsageError>(total_.size() == values.size(), detail::different_layers);
+  std::copy(total_.begin(), total_.end(), values.begin());
+}
+
+template <Device D>
+void SideBySide<D>::add_up() {
+  const std::size_t count = values_.front().size();
+  std::vector<double> numbers(count * shares_);
+  for (std::size_t i = 0; i < used_; ++i) {
+    check<UsageError>(values_[i].size() == count, detail::different_layers);
+    for (std::size_t n = 0; n < count; ++n) numbers[n * shares_ + run_.begin + i] = values_[i][n];
+  }
+  if (devices_) {
+    const BatchGroupScope as_device(devices_);
+    devices_->sum(numbers);
+  }
+  total_.resize(count);
+  for (std::size_t n = 0; n < count; ++n)
+    total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
+
+namespace chorus::same_bits {
+
+template <Device D>
+class DeviceShares {
+ public:
+  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+               std::size_t shares, ShareRange run)
+      : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
+    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+  }
+
+  const ShareRange& run() const { return run_; }
+  /// The sums of gradients that the last backward pass has left.
+  const GradientTree<D>& tree() const { return tree_; }
+
+  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
+  /// on. Returns whether random numbers were drawn.
+  template <class Task>
+  bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
+               const Task& task) {
+    bool drew = false;
+    buffers_.begin_pass(count, nn::detail::any_training(model_));
+    in_turn(count, split.batch == 0 ? 0 : count, true, batch_group(), [&, grad = grad_enabled()](std::size_t i) {
+      const GradMode mode(grad);
+      const ShareScope scope(random, split, first + i, static_cast<int>(shares_),
+                             side_by_side_ ? side_by_side_->group(i) : nullptr);
+      task(i);
+      drew = drew || scope.drew();
+    });
+    buffers_.end_pass();
+    return drew;
+  }
+
+  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
+  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  template <class Complete>
+  void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
+                std::shared_ptr<BatchGroup> devices, const Complete& complete) {
+    const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
+    tree_.begin(run, used);
+    in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
+      Observer<Complete> observer(*this, i, complete);
+      run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
+      if (run.count() == 0) return;
+      tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
+    });
+  }
+
+ private:
+  /// Of the share number `i`.
+  template <class Complete>
+  struct Observer final : LeafObserver {
+    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    void gradient_is_final(Node& leaf) override {
+      if (shares.side_by_side_)
+        shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
+      else if (const auto* const entry = shares.tree_.entry_of(leaf))
+        take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
+    }
+    // The gradient of the parameter whose leaf that is.
+    void take(Node& leaf, const void* gradient) {
+      const bool counts = !shares.tree_.sums().empty();
+      if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
+      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+    }
+    DeviceShares& shares;
+    std::size_t i;
+    const Complete& complete;
+  };
+
+  // `with_samples`: so many of the shares have any.
+  template <class Task>
+  void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
+               const Task& task) {
+    if (side_by_side_) return side_by_side_->run(count, with_samples, forward, std::move(devices), task);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (forward) buffers_.enter(i);
+      task(i);
+      if (forward) buffers_.leave(i);
+    }
+  }
+
+  nn::Module& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::size_t shares_;
+  ShareRange run_;
+  ShareBuffers<D> buffers_;
+  GradientTree<D> tree_;
+  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
+
+// <chorus/same_bits/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+/// Gradients that were there before a backward pass over canonical shares.
+
+namespace chorus::same_bits {
+
+/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
+/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+template <Device D>
+class EarlierGradients {
+ public:
+  /// No gradient is there any more.
+  void take(const nn::FlatParameters<D>& flat);
+  void give_back();
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    Storage<D> gradient;
+  };
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/same_bits/earlier_gradients_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+/// How gradients of earlier passes are laid aside, and added again.
+
+namespace chorus::same_bits {
+
+template <Device D>
+void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
+  kept_.clear();
+  for (const auto& entry : flat.entries()) {
+    auto& p = entry.parameter();
+    if (!p.grad_arrived()) continue;
+    kept_.push_back({&p, Storage<D>(p.where(), p.size_bytes())});
+    copy_bytes(p.where(), kept_.back().gradient.data(), p.where(), p.grad_place(), p.size_bytes());
+    p.set_grad_arrived(false);
+  }
+}
+
+template <Device D>
+void EarlierGradients<D>::give_back() {
+  for (const Kept& kept : kept_) {
+    auto& p = *kept.parameter;
+    const auto* const before = static_cast<const std::byte*>(kept.gradient.data());
+    if (p.grad_arrived())
+      add_numbers(p.where(), p.dtype(), static_cast<std::size_t>(p.count()), before,
+                  static_cast<std::byte*>(p.grad_place()));
+    else
+      copy_bytes(p.where(), p.grad_place(), p.where(), before, p.size_bytes());
+    p.set_grad_arrived(true);
+  }
+  kept_.clear();
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
+
+namespace chorus::same_bits {
+
+/// Of DataParallel's devices.
+template <class Model>
+class DeviceSums {
+ public:
+  using D = typename dp::Replicas<Model>::D;
+
+  DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
+      : replicas_(replicas), shares_(shares) {
+    for (std::size_t i = 0; i < replicas.size(); ++i)
+      devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
+                                                           replicas.buffers(i), shares,
+                                                           shares_of_device(shares, replicas.size(), i)));
+  }
+
+  std::size_t shares() const { return shares_; }
+  /// By device.
+  const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
+  /// The shares that each device has of so many, of those devices that have any.
+  std::vector<ShareRange> runs(std::size_t used) const {
+    std::vector<ShareRange> runs;
+    for (const auto& device : devices_)
+      if (const auto [begin, end] = device->run(); begin < used) runs.push_back({begin, std::min(end, used)});
+    return runs;
+  }
+
+  /// For the outputs of such a pass.
+  std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
+    return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
+  }
+
+  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  template <class Apply>
+  void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
+    earlier_.take(replicas_.parameters(0));
+    const auto used = runs(roots.size());
+    // The task owns what it works with, for a device may come back late.
+    apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
+      devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
+                           [](Node&) {});
+    });
+    reduce(used.size());
+    earlier_.give_back();
+  }
+
+ private:
+  struct Sum {
+    std::size_t device, number;  // of the device's sums
+  };
+
+  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  void reduce(std::size_t used) {
+    const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
+      return replicas_.parameters(i).entries()[p].parameter();
+    };
+    const auto& entries = replicas_.parameters(0).entries();
+    dp::for_each_run(
+        entries,
+        [&](std::size_t p) {
+          bool any = false;
+          for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
+          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+            if (!parameter(i, p).grad_arrived())
+              zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
+          if (any) parameter(0, p).set_grad_arrived(true);
+          if (any) entries[p].named.handle.shared()->set_reached();
+          return any;
+        },
+        [&](std::size_t group, std::size_t begin, std::size_t count) { add_up(used, group, begin, count); });
+  }
+  void add_up(std::size_t used, std::size_t group, std::size_t begin, std::size_t count) {
+    const trace::Span span(trace::Lane::communication, "copy", "reduce");
+    const DType dtype = replicas_.parameters(0).groups()[group].dtype;
+    const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
+    const auto add = [&](const Sum& left, const Sum& right) {
+      const D to = replicas_.device(left.device), from = replicas_.device(right.device);
+      dp::add_gradients(dtype, count, from, at(right), to, at(left), true);
+      if (left.device != right.device)
+        trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
+    };
+    TreeSum<Sum> sum;
+    for (std::size_t i = 0; i < used; ++i)
+      for (std::size_t k = 0; k < devices_[i]->tree().sums().size(); ++k)
+        sum.push(devices_[i]->tree().sums()[k], {i, k}, add);
+    const auto* const all = at(*sum.finish(add));
+    const D first = replicas_.device(0);
+    auto* const gradients = replicas_.parameters(0).groups()[group].grad(begin);
+    if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
+  }
+
+  const dp::Replicas<Model>& replicas_;
+  std::size_t shares_;
+  std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
+  EarlierGradients<D> earlier_;
+  CutsBatches counted_;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
+
+// <chorus/same_bits/model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+/// SameBits: a model type that asks its policy for the same bits on any number of devices.
+
+namespace chorus {
+
+/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
+/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
+/// takes this type, on any number of devices up to that of the shares:
+///
+///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
+///
+/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+template <class Model, int Shares>
+class SameBits : public nn::Module {
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+
+ public:
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// A model becomes one of so many shares by itself.
+  SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
+  /// The policy throws UsageError for a number that it can't have.
+  SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
+
+  /// The model inside.
+  Model& model() { return model_; }
+  int shares() const { return shares_; }
+
+  template <class... Inputs>
+  void forward(const Inputs&...) const {
+    static_assert(sizeof...(Inputs) != sizeof...(Inputs),
+                  "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
+                  "DistributedDataParallel or ParameterServer");
+  }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
+  std::string describe() const override { return cat("SameBits(", model_.describe(), ", ", shares_, ")"); }
+
+ private:
+  Model model_;
+  int shares_;
+};
+
+template <class Model>
+SameBits(Model, int) -> SameBits<Model, 0>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_HPP
+
+// <chorus/same_bits/share_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+
+namespace chorus::same_bits {
+
+/// Whether each share's loss is a sum, or a number times one.
+inline bool are_sums(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  if (gathered == nullptr) return false;
+  detail::LossTerms terms;
+  for (Node* const scalar : gathered->scalars()) {
+    if (scalar == nullptr) return false;
+    terms.find(*scalar);
+    terms.check_linear("canonical shares");
+    for (const auto& term : terms.all())
+      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+        return false;
+    if (terms.all().empty() || terms.has_more()) return false;
+  }
+  return true;
+}
+
+/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
+/// UsageError where it does not, and for sums of means over different numbers.
+template <Real T, Device D>
+std::vector<double> mean_over_of_shares(Node& losses) {
+  const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
+  std::vector<std::vector<double>> over;
+  for (const bool only_losses : {true, false}) {
+    over.clear();
+    bool known = gathered != nullptr;
+    for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
+      auto& of_share = over.emplace_back();
+      detail::search_tape<T, D>(scalar, [&](Node& node) {
+        const bool counts = only_losses ? node.is_loss() : node.is_mean();
+        if (counts) of_share.push_back(node.mean_over());
+        return counts;
+      });
+      known = known && !of_share.empty() && of_share.size() == over.front().size();
+    }
+    if (known) break;
+    check<UsageError>(only_losses,
+                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
+                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
+                      "number for each sample, [batch]");
+  }
+  std::vector<double> out;
+  for (const auto& of_share : over) {
+    out.push_back(of_share.front());
+    for (std::size_t i = 1; i < of_share.size(); ++i)
+      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
+                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
+                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+  }
+  return out;
+}
+
+/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+template <Real T, Device D>
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
+  const auto values = losses.value().to_vector();
+  const bool sums_only = are_sums(*losses.node());
+  const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
+  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    overs.push_back(cut.size(i) > 0 ? over[i] : 0);
+    sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
+  }
+  auto whole = cut.add_up(sums, overs);
+  if (sums_only) whole.over = 1;
+  return record(
+      detail::mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      [overs, all = whole.over](const auto& dy, auto dx) {
+        std::vector<T> gradients;
+        const auto gradient = static_cast<double>(dy.item());
+        for (const double own : overs) gradients.push_back(static_cast<T>(all == 0 ? 0 : gradient * own / all));
+        dx->add(Tensor<T, 1, D>::from(gradients, {static_cast<Index>(gradients.size())}, dy.device()));
+      },
+      losses);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares>
+class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model> {
+  using Base = dp::PolicyWithOptions<Model>;
+
+ public:
+  using typename Base::D;
+  static constexpr const char* name = "dp";
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = DataParallel<SameBits<Other, Shares>>;
+
+  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
+      : Base(std::move(model.model()), std::move(options), seed),
+        sums_(this->model_, this->replicas_,
+              same_bits::checked_shares(model.shares(), this->devices(), this->options().dim)) {}
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  DataParallel(SameBits<Model, Shares> model, Run& run, DataParallelOptions options = {})
+      : DataParallel(std::move(model), dp::options_of<D>(run, std::move(options)), run.seed()) {
+    run.check_options();
+  }
+
+  int canonical_shares() const { return static_cast<int>(sums_.shares()); }
+  /// See DataParallel; of losses that the model returns, one a share.
+  template <Real T>
+  Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
+    this->scalars_.check_count(losses.numel());
+    const auto cut = same_bits::find_cut(losses.node().get());
+    return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
+  }
+
+  /// The five steps of DataParallel, of several shares a device.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    if constexpr (dp::is_recorded<Inputs...>)
+      fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    const auto pass = this->template begin_shares<dp::MakeShare>(
+        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        inputs...);
+    const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
+    const bool replicated = this->collectives_.replicate(pass->devices());
+    // A task owns what it works with, for a device may come back late.
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
+                                            of_devices = sums_.devices()](std::size_t i) {
+      const same_bits::ShareRange run = runs[i];
+      pass->prepare([&] {
+        for (std::size_t s = run.begin; s < run.end; ++s)
+          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        if (!replicated) dp::replicate(this->replicas_, i);
+      });
+      pass->forward(i, [&](Model& model, const RandomContext& random) {
+        return of_devices[i]->forward(random, pass->split, run.begin, run.count(), [&](std::size_t share) {
+          pass->outputs[run.begin + share].emplace(dp::call(model, *pass->shares[run.begin + share]));
+        });
+      });
+    });
+    this->end_pass(*pass);
+    const Ref<dp::BackwardNode> on_tape(
+        new same_bits::SharesNode(*this, this->alive(), std::move(pass->returns), sums_.cut(pass->split)));
+    return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
+  }
+
+ private:
+  void backward(const dp::Roots& roots, bool keep) override {
+    this->parallel_apply_.await();
+    sums_.backward(roots, keep, [this](std::size_t used, const auto& task) {
+      this->before_backward(used);
+      this->parallel_apply_(used, task);
+    });
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+
+  same_bits::DeviceSums<Model> sums_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/distributed_data_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
+/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+
+// <chorus/same_bits/distributed_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
+/// the sums of all runs are added up in the order of the tree.
+
+// <chorus/same_bits/bucket_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+
+// <chorus/same_bits/sums_of_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+/// Sums of canonical shares of several ranks, added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
+  const std::size_t used = std::min(shares, batch);
+  std::vector<std::vector<ShareRange>> sums;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const ShareRange run = shares_of_device(shares, ranks, rank);
+    sums.push_back(sums_of({std::min(run.begin, used), std::min(run.end, used)}, used));
+  }
+  return sums;
+}
+
+/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
+/// asked for from left to right.
+template <Device D, class Numbers>
+void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
+            std::size_t count, std::byte* total) {
+  const auto add = [&](std::byte* left, const std::byte* right) { add_numbers(device, dtype, count, right, left); };
+  TreeSum<std::byte*> sum;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    for (std::size_t k = 0; k < of_ranks[rank].size(); ++k) sum.push(of_ranks[rank][k], numbers(rank, k), add);
+  if (auto* const* const all = sum.finish(add); all != nullptr && *all != total)
+    copy_bytes(device, total, device, *all, count * size_of(dtype));
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
+
+namespace chorus::same_bits {
+
+/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
+/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
+/// of the tree, as 4 of 8 are.
+template <Device D, class Communicator>
+class BucketSums final : public ddp::BucketSums {
+ public:
+  /// `shares` in all; `tree` of this rank's run.
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
+      : core_(core), shares_(shares), tree_(tree) {}
+
+  void start(ddp::Bucket& bucket) override;
+
+  void finish(ddp::Bucket& bucket) override;
+
+ private:
+  // Which sums each rank has of this batch.
+  void share_out();
+
+  struct Gathered {
+    Storage<D> own, all;
+  };
+  ddp::Core<D, Communicator>& core_;
+  std::size_t shares_;
+  const GradientTree<D>& tree_;
+  std::vector<std::vector<ShareRange>> sums_;  // of each rank
+  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<Gathered> gathered_;             // by bucket
+};
+
+}  // namespace chorus::same_bits
+
+#if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
+// <chorus/same_bits/bucket_sums_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+/// How the sums of ranks are added up in the order of the tree.
+
+namespace chorus::same_bits {
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
+  if (core_.ranks.size() == 1) return;
+  if (bucket.index == 0) share_out();
+  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
+  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
+  auto& [own, all] = gathered_[bucket.index];
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  const MemoryScope scope(trace::Memory::buckets);
+  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
+  const std::byte* mine = core_.gradients(bucket);
+  if (most_ > 1 || tree_.sums().empty()) {
+    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
+    auto* const to = static_cast<std::byte*>(own.data());
+    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
+      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
+    if (tree_.sums().size() < most_)  // sent, and not read
+      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
+    mine = to;
+  }
+  const bool last = bucket.index + 1 == core_.buckets.all().size();
+  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
+    const std::span<T> everything(to, ranks * most_ * bucket.count);
+    if (std::is_same_v<D, Cpu> && last)
+      core_.ranks.all_gather(from, everything, options);
+    else
+      bucket.work = core_.ranks.all_gather_async(from, everything, options);
+  });
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
+  bucket.work.wait();
+  if (core_.ranks.size() == 1) return;
+  const std::size_t bytes = core_.bytes(bucket);
+  const D device = core_.parameter(bucket.parameters.front()).where();
+  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  add_up(
+      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
+      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::share_out() {
+  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                        static_cast<std::size_t>(core_.shares.batch()));
+  most_ = 1;
+  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
+
+// <chorus/same_bits/model_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+/// A model that computes its batch one canonical share after the other, forward and backward.
+
+// <chorus/same_bits/join_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+/// What a model has returned for each canonical share as what it returns for one batch.
+
+namespace chorus::same_bits {
+
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
+/// the same.
+template <class D>
+struct JoinShares : dp::JoinOutputs<D> {
+  JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
+      : dp::JoinOutputs<D>(how, to, on_tape), cut(batch_cut) {}
+  const BatchCut& cut;
+
+  template <class X>
+  static constexpr bool adds_axis = false;
+
+  template <class X>
+  auto operator()(const std::vector<const X*>& outputs) const {
+    if constexpr (Operand<X>) {
+      if constexpr (tensor_of<X>::rank > 0) {
+        return dp::JoinOutputs<D>::operator()(outputs);
+      } else {
+        return join_scalars(outputs);
+      }
+    } else {
+      if constexpr (requires(const X& x) { x == x; })
+        for (const X* output : outputs)
+          check<UsageError>(*output == *outputs[0],
+                            "canonical shares: the model returns something other than tensors, which differs from "
+                            "share to share");
+      return *outputs[0];
+    }
+  }
+
+ private:
+  template <class X>
+  X join_scalars(const std::vector<const X*>& outputs) const {
+    if constexpr (detail::is_variable<X>) {
+      const auto losses = dp::JoinOutputs<D>::operator()(outputs);
+      if (losses.node()) return mean_of_share_losses(losses, cut);
+    }
+    check<UsageError>(outputs.size() == 1,
+                      "canonical shares: the model returns a number without axes for each share, and none of them is "
+                      "the batch's: expected one for each sample, [batch]");
+    return *outputs[0];
+  }
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
+
+namespace chorus::same_bits {
+
+/// A policy's part for the shares of one process.
+template <class Model>
+class ModelShares final : private dp::BackwardRunner {
+ public:
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// What a policy of several processes adds.
+  struct Processes {
+    /// Sums over all of them.
+    std::function<void(std::span<double>)> sum;
+    /// The whole batch's number of samples, in backward.
+    std::function<Index()> batch;
+  };
+
+  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
+      : model_(model),
+        flat_(flat),
+        alive_(std::move(alive)),
+        shares_(shares),
+        processes_(std::make_shared<Processes>(std::move(processes))),
+        device_(model, flat, buffers, shares,
+                shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))) {}
+  ~ModelShares() { *processes_ = {}; }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  /// The sums of this process's gradients.
+  const GradientTree<D>& tree() const { return device_.tree(); }
+  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
+  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  /// The model's output for this process's samples. `random`: of the first of them.
+  template <class... Inputs>
+  auto forward(RandomContext& random, const Inputs&... inputs) {
+    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    const dp::Split split =
+        roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
+    (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
+    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const D device = flat_.groups().front().values.device();
+    std::vector<dp::GradientReturns> returns(split.devices);
+    using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
+    std::vector<std::optional<Output>> outputs(split.devices);
+    if (grad_enabled()) group_ = batch_group();
+    const bool drew = device_.forward(random, split, 0, split.devices, [&](std::size_t i) {
+      outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
+    });
+    random.drew = random.drew || drew;
+    const Ref<dp::BackwardNode> on_tape(new SharesNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape, *cut));
+  }
+
+ private:
+  /// Of one pass.
+  class Cut final : public BatchCut {
+   public:
+    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+    void sum_over_processes(std::span<double> values) const override {
+      if (processes_->sum) processes_->sum(values);
+    }
+
+   private:
+    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+  };
+
+  // What has no samples is the same for all processes, and no one of them has its gradient.
+  template <Operand X>
+  void check_gradient_is_whole(const X& x, const dp::Split& split) const {
+    if constexpr (AnyVariable<X>)
+      check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
+                        "canonical shares: an input without samples, of shape ", value_of(x).shape(),
+                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+  }
+  void backward(const dp::Roots& roots, bool keep) override {
+    earlier_.take(flat_);
+    const auto batch = processes_->batch ? static_cast<std::size_t>(processes_->batch()) : roots.size();
+    device_.backward(roots, keep, std::min(batch, shares_), group_, [this](Node& leaf) {
+      if (arrived_) arrived_(leaf);
+    });
+    if (const auto ended = std::exchange(ended_, nullptr)) ended();
+    earlier_.give_back();
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
+  }
+  void backward_to_wanted(const dp::Roots&, bool) override {
+    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+  }
+  void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& entry : flat_.entries())
+      if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
+  }
+
+  CutsBatches counted_;
+  Model& model_;
+  const nn::FlatParameters<D>& flat_;
+  std::weak_ptr<void> alive_;
+  std::size_t shares_;
+  std::shared_ptr<Processes> processes_;
+  DeviceShares<D> device_;
+  dp::InputRoles roles_;
+  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  EarlierGradients<D> earlier_;
+  std::function<void(Node&)> arrived_;
+  std::function<void()> ended_;
+};
+
+/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
+/// all samples at once. Throws UsageError for what can't be cut.
+template <class Model, class... Inputs>
+auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+  using Output = decltype(model.forward(inputs...));
+  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if constexpr (dp::is_recorded<Inputs...>) {
+    fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+  } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
+    return shares.forward(random, inputs...);
+  } else {
+    fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
+                     "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
+  }
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
+
+namespace chorus {
+
+template <class Model, int Shares, class Communicator>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using typename Base::D;
+  static constexpr bool adds_up_in_pass = true;
+
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  /// Of whole shares.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
+    choices.padding = options.padding;
+    choices.shares = canonical_shares();
+    return data::Sampler(dataset.size(), choices);
+  }
+
+ protected:
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : Base(title, std::move(model.model()), communicator, dim, seed),
+        canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
+                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
+                   communicator.size(),
+                   {.sum = [this](std::span<double> values) { this->sum(values); },
+                    .batch =
+                        [this] {
+                          this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          return this->shares_.batch();
+                        }}) {
+    this->shares_.add_as_they_are();
+  }
+
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
+  template <class Counts>
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
+  }
+
+  // The parameters' own hooks come later, with the gradient of the whole batch.
+  template <class F>
+  void on_gradients(const F& f) {
+    std::unordered_map<const Node*, std::size_t> numbers;
+    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+  }
+  template <class F>
+  void when_backward_ends(const F& f) {
+    canonical_.when_backward_ends(f);
+  }
+  /// Every pass is the whole batch's: there is nothing to put off.
+  NoSync scope_without(bool&) const { return {}; }
+
+  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
+    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
+                      "AllReduce");
+    const auto refuse = [](bool chosen, const char* option) {
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+    };
+    refuse(core.options.static_graph, "static_graph");
+    refuse(core.options.non_finite != NonFinite::propagate,
+           "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
+    refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+  }
+  /// A worker sends its sums to the server, which adds up all ranks'.
+  void push_sums(int server) {
+    const auto& tree = canonical_.tree();
+    const D device = this->model_device();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto of_ranks =
+        same_bits::sums_of_ranks(canonical_.shares(), this->ranks(), static_cast<std::size_t>(this->shares_.batch()));
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      const auto with_numbers = [&](std::byte* place, const auto& f) {
+        ddp::with_type(group.dtype, place, [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
+      };
+      if (this->communicator_.rank() != server) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(tree.sum(k, g, 0), [&](auto numbers) { this->communicator_.send(numbers, server, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (static_cast<int>(rank) == server) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(sum, [&](auto numbers) { this->communicator_.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      same_bits::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
+    }
+  }
+
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(this->communicator_.size() == 1, this->title_,
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+    Base::begin_join(facts);
+  }
+  void check_weighed() {}
+  bool weighed() const { return true; }
+  void weigh_losses(std::span<const Ref<Node>> nodes) override {
+    if (this->communicator_.size() > 1) same_bits::check_means(nodes);
+    this->weigh_run(/*refused=*/false);
+  }
+
+  same_bits::ModelShares<Model> canonical_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
+
+// <chorus/same_bits/single_device.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+
+namespace chorus {
+
+/// All shares of each batch, one after the other.
+template <class Model, int Shares>
+class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
+ public:
+  static constexpr const char* name = "single";
+  static constexpr bool one_device = true;
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = SingleDevice<SameBits<Other, Shares>>;
+
+  explicit SingleDevice(SameBits<Model, Shares> model, std::uint64_t seed = initial_seed(),
+                        const SingleDeviceOptions& options = {})
+      : OneProcessPolicy<Model>(std::move(model.model()), seed),
+        handles_(this->model_),
+        buffers_(nn::named_buffers<typename Policy<Model>::device_type>(this->model_)),
+        shares_(this->model_, this->flat_, buffers_, this->alive(),
+                same_bits::checked_shares(model.shares(), 1, options.dim), 0, 1) {}
+  /// For `launch`: see SingleDevice.
+  template <class Run>
+  requires requires(Run& run) { run.seed(); }
+  SingleDevice(SameBits<Model, Shares> model, Run& run, const SingleDeviceOptions& options = {})
+      : SingleDevice(detail::placed(std::move(model), run), run.seed(), options) {
+    run.check_options();
+  }
+
+  /// See SingleDevice.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
+    const RandomScope scope(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    auto output = same_bits::forward(shares_, this->model_, this->random_, this->on_model_device(inputs)...);
+    this->end_forward();
+    return output;
+  }
+
+  int devices() const { return 1; }
+  int canonical_shares() const { return static_cast<int>(shares_.shares()); }
+
+ private:
+  detail::ModelHandles handles_;
+  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;
+  same_bits::ModelShares<Model> shares_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+
+namespace chorus {
+
+template class same_bits::BucketSums<Cpu, comm::AnyCommunicator>;
+template class same_bits::DeviceShares<Cpu>;
+template class same_bits::EarlierGradients<Cpu>;
+template class same_bits::GradientCopy<Cpu>;
+template class same_bits::GradientTree<Cpu>;
+template class same_bits::ShareBuffers<Cpu>;
+template class same_bits::SideBySide<Cpu>;
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_COMPILED_SAME_BITS_CPP
 
 // <chorus/compiled/training.cpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMPILED_TRAINING_CPP

@@ -12,6 +12,7 @@
 
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
+#include <chorus/same_bits.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 
 #include "ranks.hpp"
@@ -68,7 +69,7 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   using Model = decltype(make());
   auto& communicator = run.communicator();
   ch::comm::AnyCommunicator nobody;
-  ch::DistributedDataParallel<Model> alone{make(), nobody, {.canonical_shares = asked.canonical_shares}};
+  ch::DistributedDataParallel<Model> alone{make(), nobody};
   ch::SingleDevice<Model> apart{make()};
 
   const auto batch = images.size(0);
@@ -77,10 +78,11 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
   constexpr std::size_t rounds = 8;
   const std::size_t steps = std::max<std::size_t>(3, bench::fixed_steps(name) / rounds);
   Blocks of_one, of_all, of_apart, of_in_step;
-  const auto alone_optimizer = make_optimizer(alone.parameters()), apart_optimizer = make_optimizer(apart.parameters());
-  const auto step_alone = bench::make_step(alone, *alone_optimizer, images, targets);
+  const auto apart_optimizer = make_optimizer(apart.parameters());
   const auto step_apart = bench::make_step(apart, *apart_optimizer, share.first, share.second);
-  const auto measure_rounds = [&](auto& net, auto& optimizer) {
+  const auto measure_beside = [&](auto& net_of_one, auto& net, auto& optimizer) {
+    const auto optimizer_of_one = make_optimizer(net_of_one.parameters());
+    const auto step_alone = bench::make_step(net_of_one, *optimizer_of_one, images, targets);
     const auto step = bench::make_step(net, optimizer, share.first, share.second);
     for (std::size_t round = 0; round <= rounds; ++round) {
       const double one = run.is_main() ? block_ms(step_alone, steps) : 1;
@@ -104,9 +106,14 @@ void measure_case(ch::Run& run, const bench::RanksAndCases& asked, const char* n
           }));
     }
   };
-  const ch::DistributedDataParallelOptions options{.bucket_cap_mb = asked.bucket_cap_mb,
-                                                   .canonical_shares = asked.canonical_shares};
-  if (asked.sharded) {
+  const auto measure_rounds = [&](auto& net, auto& optimizer) { measure_beside(alone, net, optimizer); };
+  const ch::DistributedDataParallelOptions options{.bucket_cap_mb = asked.bucket_cap_mb};
+  if (asked.canonical_shares != 0) {
+    using Cut = ch::SameBits<Model>;
+    ch::DistributedDataParallel<Cut> of_one_rank{Cut{make(), asked.canonical_shares}, nobody};
+    ch::DistributedDataParallel<Cut> net{Cut{make(), asked.canonical_shares}, run, options};
+    measure_beside(of_one_rank, net, *make_optimizer(net.parameters()));
+  } else if (asked.sharded) {
     using Optimizer = typename std::remove_cvref_t<decltype(make_optimizer)>::type;
     ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run, options};
     ch::ShardedOptimizer<Optimizer> optimizer(net, make_optimizer.options);
@@ -168,7 +175,7 @@ int measure_wrapper(const bench::RanksAndCases& asked) {
   const bool known = bench::for_each_case(asked.wanted, [&](const char* name, const auto& make, const auto&... rest) {
     using Model = decltype(make());
     if (asked.canonical_shares != 0) {
-      ch::SingleDevice<Model> net{make(), ch::initial_seed(), {.canonical_shares = asked.canonical_shares}};
+      ch::SingleDevice<ch::SameBits<Model>> net{ch::SameBits{make(), asked.canonical_shares}};
       return by_turns(name, make, rest..., net, ch::cat("in_", asked.canonical_shares, "_shares"));
     }
     ch::comm::AnyCommunicator alone;

@@ -2,7 +2,6 @@
 // their way.
 #include <algorithm>
 #include <array>
-#include <chorus/core/canonical_cut.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/matmul.hpp>
@@ -101,7 +100,7 @@ TEST_CASE("gradients by weight and bias are one product's, on a GPU") {
   linear_gradients<float, float>(Cuda{}, launches);
   CHECK(launches[0] == 0);
   CHECK(launches[1] == 1);  // the second pass's sums are added to the first's
-  const detail::Replaced<bool> within(detail::within_share(), true);  // where the sum has an order of its own
+  const detail::Replaced<bool> within(detail::computes_part, true);  // where the sum has an order of its own
   linear_gradients<float, float>(Cuda{}, launches);
   CHECK(launches[0] > 0);
 #endif

@@ -16,6 +16,7 @@ INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include" / "chorus"
 # Which files a room has, and which rooms build on it.
 ROOMS = {
     "quantization": (["quantization/*", "quantization.hpp"], []),
+    "same_bits": (["same_bits/*", "same_bits.hpp"], []),
     "simulated": (["comm/simulated/*", "parallel/simulated/*"], []),
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
     "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], []),

@@ -18,7 +18,6 @@
 
 namespace chorus {
 
-class CanonicalCut;
 template <class N>
 class Ref;
 struct BackwardOptions;
@@ -144,8 +143,6 @@ class Node {
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
-  /// Of what a policy with canonical shares has returned: how the batch is cut.
-  virtual const std::shared_ptr<const CanonicalCut>* canonical_cut() const { return nullptr; }
 
   /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
   virtual std::uint64_t numbers_version() const { return 0; }

@@ -8,4 +8,5 @@
 #include <chorus/compiled/kernels.cpp>
 #include <chorus/compiled/model.cpp>
 #include <chorus/compiled/pointwise.cpp>
+#include <chorus/compiled/same_bits.cpp>
 #include <chorus/compiled/training.cpp>

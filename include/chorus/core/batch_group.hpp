@@ -23,8 +23,8 @@ class BatchGroup {
   /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, canonical shares): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without canonical shares");
+                     "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
+                     "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
   /// What this member's gradients will be multiplied by before all are added up.
   virtual double weight() = 0;
@@ -51,6 +51,10 @@ struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
 };
 
 namespace detail {
+/// Whether this thread computes one part of a batch that its policy has cut into parts, which are added up in a fixed
+/// order: a mean is the part's, and no sum's order is a library's choice.
+inline thread_local constinit bool computes_part = false;
+
 inline constexpr const char* different_layers =
     "SyncBatchNorm: the devices' copies of the model have come to different layers";
 }  // namespace detail

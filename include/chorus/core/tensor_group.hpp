@@ -4,7 +4,7 @@
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/core/shares.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

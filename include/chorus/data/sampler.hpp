@@ -22,7 +22,7 @@ struct SamplerOptions {
   /// Repeat samples so that all shares of a batch have one size.
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
-  int canonical_shares = 0;
+  int shares = 0;
   /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
@@ -38,8 +38,8 @@ struct SamplerOptions {
 /// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer canonical
-  /// shares than ranks; padded ones there are not.
+  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer shares than
+  /// ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
   /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the

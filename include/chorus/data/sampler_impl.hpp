@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/core/shares.hpp>
 #include <chorus/data/random_stream.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/kernels/random.hpp>
@@ -22,12 +22,13 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
                     " is not in [0, ", options_.world_size, "), the ranks of a world of ", options_.world_size);
-  const int shares = options_.canonical_shares;
-  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_canonical_shares),
-                    "Sampler: expected 0 canonical shares, or at least one for each of ", options_.world_size,
-                    " ranks and at most ", most_canonical_shares, ", got ", shares);
-  check<UsageError>(shares == 0 || !options_.padding,
-                    "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
+  const int shares = options_.shares;
+  check<UsageError>(shares == 0 || (shares >= options_.world_size && shares <= most_shares),
+                    "Sampler: expected 0 shares, or at least one for each of ", options_.world_size,
+                    " ranks and at most ", most_shares, ", got ", shares);
+  check<UsageError>(
+      shares == 0 || !options_.padding,
+      "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares ", "has none");
   make_order();
 }
 
@@ -78,9 +79,9 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const Index world = options_.world_size;
   if (options_.padding) return rank * ((count + world - 1) / world);
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
-  if (options_.canonical_shares == 0) return chorus::share_begin(count, ranks, at);
-  const auto shares = static_cast<std::size_t>(options_.canonical_shares);
-  const auto first = chorus::share_begin(options_.canonical_shares, ranks, at);  // of this rank
+  if (options_.shares == 0) return chorus::share_begin(count, ranks, at);
+  const auto shares = static_cast<std::size_t>(options_.shares);
+  const auto first = chorus::share_begin(options_.shares, ranks, at);  // of this rank
   return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 

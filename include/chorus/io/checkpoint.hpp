@@ -245,7 +245,7 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
     if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
-    if (const int shares = net.canonical_shares(); shares > 0)
+    if (const int shares = detail::shares_of(net); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",

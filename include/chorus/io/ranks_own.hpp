@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/core/share_tree.hpp>
+#include <chorus/core/shares.hpp>
 #include <chorus/io/data_hash.hpp>
 #include <chorus/io/model_file_impl.hpp>
 #include <chorus/io/safetensors_reader.hpp>
@@ -132,13 +132,22 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   return value;
 }
 
+/// How many shares a net cuts each batch into, where that is not by its ranks or devices; else 0.
+template <class Net>
+int shares_of(const Net& net) {
+  if constexpr (requires { net.canonical_shares(); })
+    return net.canonical_shares();
+  else
+    return 0;
+}
+
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
 /// Throws UsageError where the net adds up over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // that of a run without any has not
-  const auto of_run = has ? number_in(file, canonical_shares_key, most_canonical_shares) : 0;
+  const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
   check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
                     of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
                     ": sums over samples would be rounded in another way than in either run; io::load takes the model "
@@ -202,7 +211,7 @@ template <class Net, class StepIn>
                         ": expected the run's seed, ", printable(seed->second),
                         ", for dropout and samplers follow it, got ",
                         static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
-  check_same_shares(*file, net.canonical_shares());
+  check_same_shares(*file, shares_of(net));
   check_data_hash_of_all(*file, net);
   return std::move(*file);
 }

@@ -111,8 +111,8 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
                                   ? static_cast<double>(total_weight(labels, weight, options.ignore_index).item())
                                   : 0);
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = options.reduction == Reduction::mean ? cut_of_losses(losses) : nullptr) [[unlikely]]
-      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+    if (const auto parts = options.reduction == Reduction::mean ? parts_of(losses) : nullptr) [[unlikely]]
+      return mean_of_parts(losses, *parts, [&](Index begin, Index end) {
         const T weights = total_weight(labels.slice(0, begin, end), weight, options.ignore_index).item();
         return weights == std::numeric_limits<T>::min() ? 0 : static_cast<double>(weights);
       });

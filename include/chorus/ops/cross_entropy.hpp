@@ -9,7 +9,7 @@
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/arithmetic.hpp>
-#include <chorus/ops/canonical_mean.hpp>
+#include <chorus/ops/mean_of_parts.hpp>
 #include <chorus/ops/cast.hpp>
 #include <cmath>
 #include <cstdint>
@@ -191,18 +191,18 @@ double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignor
   return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean; or, of the output of a policy with canonical
-// shares, the whole batch's mean of `each(options)`, the losses of samples.
+// `loss_of(options)`, whose node says over how many labels it is a mean; or, where a policy computes the batch in
+// parts, the whole batch's mean of `each(options)`, the losses of samples.
 template <Operand X, class LossOf, class Each, class D, class Options>
 auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
                          const Tensor<std::int64_t, 1, D>& labels, Options options) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = options.reduction == Reduction::sum ? nullptr : cut_of_losses(scores)) [[unlikely]] {
+    if (const auto parts = options.reduction == Reduction::sum ? nullptr : parts_of(scores)) [[unlikely]] {
       const double over = options.mean_over ? checked_mean_over(operation, options) : 0;
       Options of_each = options;
       of_each.mean_over.reset();
-      return canonical_mean(
-          each(unreduced(operation, of_each)), *cut,
+      return mean_of_parts(
+          each(unreduced(operation, of_each)), *parts,
           [&](Index begin, Index end) { return count_labels(labels.slice(0, begin, end), options.ignore_index); },
           over);
     }

@@ -141,7 +141,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);
   if constexpr (AnyVariable<X> && !detail::is_graph_variable<X>)
-    if (options.reduction == Reduction::mean && detail::cut_of_losses(losses)) [[unlikely]] {
+    if (options.reduction == Reduction::mean && detail::parts_of(losses)) [[unlikely]] {
       auto of_labels = Tensor<T, 1, Cpu>::empty({batch});
       for (Index n = 0; n < batch; ++n)
         of_labels.data()[n] = T{1} / static_cast<T>(std::max<Index>(1, label_lengths(n)));

@@ -6,7 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/to_device.hpp>
-#include <chorus/ops/canonical_mean.hpp>
+#include <chorus/ops/mean_of_parts.hpp>
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -55,8 +55,8 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 /// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
 /// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
 /// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
-/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline, or with
-/// canonical shares).
+/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline or
+/// SameBits).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -70,7 +70,7 @@ auto of_global_batch(const X& x) {
   check<UsageError>(terms.is_one_term(*value.node()),
                     "of_global_batch: expected one mean or sum over the batch, times "
                     "a number, got a sum of several, or of one and a number: take of_global_batch of each");
-  if (std::string_view(term.origin->operation()) == detail::canonical_mean_name) return value;
+  if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
   return detail::sum_over_members(value, term, group);
 }
 template <AnyTensor X>

@@ -94,8 +94,8 @@ namespace detail {
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [&](Index begin, Index end) {
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [&](Index begin, Index end) {
         return over * static_cast<double>(end - begin) / static_cast<double>(value_of(losses).numel());
       });
   return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
@@ -104,8 +104,8 @@ auto mean_of_losses(const X& losses, double over) {
 template <Operand X>
 auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
-    if (const auto cut = cut_of_losses(losses)) [[unlikely]]
-      return canonical_mean(losses, *cut, [](Index, Index) { return 0.0; }, over);
+    if (const auto parts = parts_of(losses)) [[unlikely]]
+      return mean_of_parts(losses, *parts, [](Index, Index) { return 0.0; }, over);
   return as_sum(sum(losses), true, over, counted) / over;
 }
 template <Operand X>

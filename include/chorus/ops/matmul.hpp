@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/autograd/saved.hpp>
-#include <chorus/core/canonical_cut.hpp>
+#include <chorus/core/batch_group.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/kernels/few_rows.hpp>
 #include <chorus/kernels/gemm.hpp>
@@ -171,9 +171,9 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   return record(
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
-       canonical = detail::within_share()](const auto& dy, auto dx, auto dw, auto db) {
-        // In canonical shares a bias's gradient has an order of its own: nothing depends on a library's choice.
-        const bool both = dw && db && !canonical &&
+       part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
+        // In a part of a batch the bias's gradient has an order of its own: nothing depends on a library's choice.
+        const bool both = dw && db && !part &&
                           detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
         if (db && !both) {
           const auto [grad, accumulate] = db->target();

@@ -5,8 +5,8 @@
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/reduction.hpp>
-#include <chorus/ops/canonical_mean.hpp>
 #include <chorus/ops/cast.hpp>
+#include <chorus/ops/mean_of_parts.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstdint>
 
@@ -129,9 +129,9 @@ auto sum(const X& x, Index axis) {
 template <Operand X>
 auto mean(const X& x, Index axis) {
   if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
-    if (const auto cut = detail::cut_of_losses(x)) [[unlikely]] {
+    if (const auto parts = detail::parts_of(x)) [[unlikely]] {
       normalize_axis("mean", axis, 1);
-      return detail::canonical_mean(x, *cut, [](Index begin, Index end) { return static_cast<double>(end - begin); });
+      return detail::mean_of_parts(x, *parts, [](Index begin, Index end) { return static_cast<double>(end - begin); });
     }
   auto y = detail::reduce(
       operations::Mean{axis}, x, axis,

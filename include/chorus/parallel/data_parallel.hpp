@@ -68,13 +68,12 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
-    const std::size_t devices = pass->runs.size();
+    const std::size_t devices = pass->devices();
     const bool replicated = this->collectives_.replicate(devices);
     this->parallel_apply_(devices, [&, pass, replicated](std::size_t i) {  // in the thread of device i
       pass->prepare([&] {
-        // 1. Scatter: the device gets its share of each input; of canonical shares it may have several.
-        for (std::size_t s = pass->runs[i].begin; s < pass->runs[i].end; ++s)
-          pass->shares[s].emplace(dp::scatter(pass->split, s, this->replicas_.device(i), pass->returns[s], inputs...));
+        // 1. Scatter: the device gets its share of each input.
+        pass->shares[i].emplace(dp::scatter(pass->split, i, this->replicas_.device(i), pass->returns[i], inputs...));
         // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
         if (!replicated) dp::replicate(this->replicas_, i);
       });
@@ -83,8 +82,7 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
     });
     this->end_pass(*pass);
     // 4. Gather: the outputs become one, on the output device.
-    const Ref<dp::BackwardNode> on_tape(
-        new dp::BackwardNode(*this, this->alive(), std::move(pass->returns), this->canonical_.cut(pass->split)));
+    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
   /// The same with a GraphVariable among the inputs.
@@ -96,7 +94,6 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   // The loss goes back through `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
     this->parallel_apply_.await();
-    if (this->canonical_.shares() != 0) return this->backward_of_shares(roots, keep);
     this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
     // 5. Reduce: the gradients of all copies are added to those of the model.

@@ -68,11 +68,12 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->forward_aside(pass, model);
     this->tell(&Extension::forward_begins, pass);
     this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
-    auto output = this->forward_recorded(inputs...);
+    auto output = this->forward_recorded(model);
     this->tell(&Extension::forward_ended);
     return output;
   }

@@ -10,9 +10,6 @@
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/ops/canonical_mean.hpp>
-#include <chorus/parallel/canonical/checked_shares.hpp>
-#include <chorus/parallel/canonical/model_shares.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
@@ -24,15 +21,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace chorus {
+
+namespace ddp {
+class BucketSums;
+}
 
 namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
@@ -57,11 +56,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                                           .shuffle = options.shuffle,
                                           .seed = this->seed(),
                                           .padding = options.padding,
-                                          .canonical_shares = canonical_shares(),
                                           .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
-  int canonical_shares() const { return canonical_ ? static_cast<int>(canonical_->shares()) : 0; }
   Communicator& communicator() const { return communicator_; }
 
   virtual ~DistributedPolicy() { group_->policy = nullptr; }
@@ -123,8 +120,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed,
-                    int canonical_shares = 0)
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed),
         title_(title),
         communicator_(communicator),
@@ -148,18 +144,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-    if (const auto shares = canonical::checked_shares(canonical_shares, communicator.size(), dim)) {
-      shares_.add_as_they_are();
-      canonical_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares,
-                         shares_of_device(shares, ranks(), static_cast<std::size_t>(communicator.rank())),
-                         typename canonical::ModelShares<Model>::Processes{
-                             .sum = [this](std::span<double> values) { sum(values); },
-                             .batch =
-                                 [this] {
-                                   weigh_unless_weighed();
-                                   return shares_.batch();
-                                 }});
-    }
   }
 
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
@@ -172,12 +156,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
   template <class F>
   void on_gradients(const F& f) {
-    if (canonical_) {  // whose hooks come later, with the gradient of the whole batch
-      std::unordered_map<const Node*, std::size_t> numbers;
-      for (const auto& entry : this->flat_.entries())
-        numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-      return canonical_->on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
-    }
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
@@ -186,7 +164,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Calls `f()` when the backward run of this thread has ended.
   template <class F>
   void when_backward_ends(const F& f) {
-    if (canonical_) return canonical_->when_backward_ends(f);
     at_backward_end([f, alive = this->alive()] {
       if (!alive.expired()) f();
     });
@@ -257,16 +234,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
-  /// The scope in which gradients are added up, by `sync` being off. With canonical shares every pass is the whole
-  /// batch's: there is nothing to put off.
-  NoSync scope_without(bool& sync) const { return canonical_ ? NoSync() : NoSync(sync); }
+  /// The scope in which gradients are added up, by `sync` being off.
+  NoSync scope_without(bool& sync) const { return NoSync(sync); }
+  /// Who adds up the buckets of a DDP in place of its hook; null: the hook does.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core&) {
+    return nullptr;
+  }
 
   // For chorus::join.
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(!joining_, title_, "::join: inside another join");
-    check<UsageError>(!canonical_ || communicator_.size() == 1, title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     joining_ = true;
     throw_early_ = facts.throw_early;
     passes_of_others_ = 0;
@@ -308,12 +287,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's forward pass, for which `begin_forward` was called, with the random numbers of this rank's share.
-  /// `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in training see
-  /// the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers since the policy
-  /// took it, and where another policy took it afterwards.
+  /// The model's output for the inputs.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
+  /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
+  /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
+  /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
+  /// since the policy took it, and where another policy took it afterwards.
+  template <class Call>
+  auto forward(bool with_others, const Call& call) {
     handles_.check_kept(this->model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
@@ -323,35 +307,32 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       buffers_apart_ = true;
       buffer_writes_ = count_buffer_writes();
     }
-    auto output = canonical::forward(canonical_ ? &*canonical_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = call();
     this->end_forward();
     return output;
   }
 
   /// A forward pass that records gradients: its backward passes are weighed before they start.
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
+  template <class Call>
+  auto forward_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
     pass = {};
     const auto begin = Node::next_sequence();
     watch_backward(watch_);
-    auto output = forward(true, inputs...);
+    auto output = forward(true, call);
     pass = {begin, Node::next_sequence()};
     return output;
   }
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
-  void check_weighed() {
-    if (!canonical_) weigh_unless_weighed();
-  }
-  void weigh_unless_weighed() {
+  void check_weighed() { weigh_unless_weighed(true); }
+  void weigh_unless_weighed(bool refuses_sums) {
     if (weighed_run_ == backward_run()) return;
     losses_.clear();
     bool has_sums = false;
     for (const Ref<Node>& node : in_captured_step() ? std::span<const Ref<Node>>() : means_of_backward()) {
       if (node->is_mean()) losses_.push_back(detail::LossShare::mean(node->mean_over()));
-      has_sums = has_sums || (!node->is_mean() && !canonical_ && communicator_.size() > 1);
+      has_sums = has_sums || (!node->is_mean() && refuses_sums && communicator_.size() > 1);
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
@@ -359,8 +340,8 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                       "that are means over different numbers, and not through a forward pass of the net in this "
                       "thread: call the net, not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed; with canonical shares it always has.
-  bool weighed() const { return canonical_ || weighed_run_ == backward_run(); }
+  /// Whether the backward run that this thread is in has been weighed.
+  bool weighed() const { return weighed_run_ == backward_run(); }
   /// All ranks tell each other of what means and sums their losses are made.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
@@ -369,13 +350,26 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   virtual void backward_is_weighed() {}
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+  template <class Call>
+  auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
-    return forward(!joining_, inputs...);
+    return forward(!joining_, call);
   }
-
+  /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
+  virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
+    if (communicator_.size() == 1 || in_captured_step()) {
+      weigh_run(false);
+    } else {
+      terms_.find(*nodes.front(), last_recorded());
+      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
+    }
+  }
+  std::span<const double> weigh_run(bool refused) {
+    weighed_run_ = backward_run();
+    return weigh(losses_, refused);
+  }
 
   const std::string_view title_;
   Communicator& communicator_;
@@ -389,7 +383,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   bool joining_ = false, throw_early_ = false;
   bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
   bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
-  std::optional<canonical::ModelShares<Model>> canonical_;
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
 
  private:
@@ -430,20 +423,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       return first != nodes.end() && (*first)->sequence() >= pass.begin;
     };
     if (std::none_of(recorded_.begin(), recorded_.end(), in)) return;
+    losses_.clear();
+    weigh_losses(nodes);
+    backward_is_weighed();
+  }
+  std::uint64_t last_recorded() const {
     std::uint64_t last = 0;
     for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    losses_.clear();
-    if (canonical_) {
-      if (communicator_.size() > 1) detail::check_canonical_means(nodes);
-      weigh_run(false);
-    } else if (communicator_.size() == 1 || in_captured_step()) {
-      weigh_run(false);
-    } else {
-      terms_.find(*nodes.front(), last);
-      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
-      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
-    }
-    backward_is_weighed();
+    return last;
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
@@ -458,10 +445,6 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                         "backward: two nets whose batches are divided in different ways have one loss");
       scale_in_backward(node, scales[i]);
     }
-  }
-  std::span<const double> weigh_run(bool refused) {
-    weighed_run_ = backward_run();
-    return weigh(losses_, refused);
   }
   // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
   bool in_captured_step() const {

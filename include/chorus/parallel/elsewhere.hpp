@@ -1,6 +1,6 @@
 #pragma once
-/// Policies that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told
-/// which.
+/// Policies, and types around models, that <chorus/chorus.hpp> declares and whose headers it leaves out: a program that
+/// forgets a header is told which.
 
 #include <chorus/core/config.hpp>
 #include <cstddef>
@@ -25,6 +25,8 @@ template <class Model, class Order = OneForwardOneBackward, class Communicator =
 class Pipeline;  // needs #include <chorus/parallel/pipeline.hpp>
 template <class Model, class... Axes>
 class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
+template <class Model, int Shares = 0>
+class SameBits;  // needs #include <chorus/same_bits.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>

@@ -25,7 +25,7 @@ class FusedOptimizer : public optim::HasLearningRate {
 
  public:
   /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
-  /// and under canonical shares.
+  /// and under SameBits.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -35,8 +35,8 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
-      check<UsageError>(net.canonical_shares() == 0,
-                        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: "
+      check<UsageError>(!Net::adds_up_in_pass,
+                        "FusedOptimizer: under SameBits gradients are complete when backward has ended: "
                         "expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;

@@ -56,6 +56,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = LocalSgd<Other, Communicator>;
+  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
 
   /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
   /// for a period below 1. The communicator must outlive this.
@@ -98,8 +99,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
-    if (grad_enabled()) return this->forward_recorded(inputs...);
-    return this->forward(true, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (grad_enabled()) return this->forward_recorded(model);
+    return this->forward(true, model);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.

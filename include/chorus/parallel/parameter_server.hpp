@@ -3,7 +3,6 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/pointwise.hpp>
-#include <chorus/parallel/canonical/sums_of_ranks.hpp>
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -24,9 +23,6 @@ namespace chorus {
 struct ParameterServerOptions {
   /// The axis of the inputs along which their samples lie.
   int dim = 0;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Workers push
-  /// sums of their shares, and `no_sync` saves no messages.
-  int canonical_shares = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
@@ -61,9 +57,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed, options.canonical_shares) {
-    this->check_same(cat("options: dim ", options.dim, ", canonical_shares ", options.canonical_shares, "\n"),
-                     typename Base::All{});
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+    this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();
     this->on_gradients([this](std::size_t i) { gradient_arrived(i); });
@@ -92,11 +87,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
     pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
       this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
-      return this->forward_recorded(inputs...);
+      return this->forward_recorded(model);
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
@@ -104,7 +100,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(pass, inputs...);
+    return this->forward_aside(pass, model);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -233,8 +229,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
-    if (this->canonical_)
-      push_sums();
+    if constexpr (Base::adds_up_in_pass)
+      this->push_sums(/*server=*/0);
     else
       push_weighed(weight);
     forgotten_before_.clear();
@@ -264,34 +260,6 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
         }
       });
   }
-  // Sums of canonical shares, which the server adds up in the order of the tree.
-  void push_sums() {
-    auto& communicator = this->communicator_;
-    const auto& tree = this->canonical_->tree();
-    const D device = this->flat_.entries().front().parameter().where();
-    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
-    const MemoryScope scope(trace::Memory::buckets);
-    const auto batch = static_cast<std::size_t>(this->shares_.batch());
-    const auto of_ranks = canonical::sums_of_ranks(this->canonical_->shares(), this->ranks(), batch);
-    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
-      const auto& group = this->flat_.groups()[g];
-      if (!is_server()) {
-        for (std::size_t k = 0; k < tree.sums().size(); ++k)
-          with_numbers(group, tree.sum(k, g, 0), [&](auto numbers) { communicator.send(numbers, 0, options); });
-        continue;
-      }
-      std::vector<Storage<D>> theirs;
-      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
-        if (rank == 0) return tree.sum(k, g, 0);
-        theirs.emplace_back(device, group.count * size_of(group.dtype));
-        auto* const sum = static_cast<std::byte*>(theirs.back().data());
-        with_numbers(group, sum, [&](auto numbers) { communicator.recv(numbers, static_cast<int>(rank), options); });
-        return sum;
-      };
-      canonical::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
-    }
-  }
-
   ddp::EarlierGradients<D> earlier_;
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent

@@ -29,6 +29,8 @@ class Policy {
  public:
   using model_type = Model;
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
+  static constexpr bool adds_up_in_pass = false;
   static_assert(
       requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
   static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
@@ -87,8 +89,6 @@ class Policy {
   /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
-  /// How many shares every batch is cut into, where a policy has canonical shares; else 0.
-  int canonical_shares() const { return 0; }
   std::uint64_t seed() const { return random_.seed; }
   /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
   /// Random operations depend on it, so a checkpoint keeps it.

@@ -1,15 +1,11 @@
 #pragma once
 /// SingleDevice: the policy of one device. The others have to give the same results.
 
-#include <chorus/parallel/canonical/checked_shares.hpp>
-#include <chorus/parallel/canonical/model_shares.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/model_handles.hpp>
 #include <chorus/parallel/one_process_policy.hpp>
 #include <chorus/parallel/placed.hpp>
-#include <optional>
 #include <utility>
-#include <vector>
 
 namespace chorus {
 
@@ -17,9 +13,6 @@ namespace chorus {
 struct SingleDeviceOptions {
   /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
   int dim = 0;
-  /// Cuts every batch into that many shares, computes one after the other, and adds up in one order: the same bits as
-  /// other policies give on any number of devices, with the same number here. 0: the batch is whole.
-  int canonical_shares = 0;
 };
 
 /// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
@@ -36,10 +29,6 @@ class SingleDevice : public OneProcessPolicy<Model> {
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
     check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
     this->random_.dim = options.dim;
-    if (const auto shares = canonical::checked_shares(options.canonical_shares, 1, options.dim)) {
-      buffers_ = nn::named_buffers<typename Policy<Model>::device_type>(this->model_);
-      shares_.emplace(this->model_, this->flat_, buffers_, this->alive(), shares, ShareRange{0, shares});
-    }
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
   template <class Run>
@@ -58,19 +47,15 @@ class SingleDevice : public OneProcessPolicy<Model> {
     const RandomScope scope(this->begin_forward(dim == 0 ? 0 : detail::samples_of(dim, inputs...)));
     const detail::WatchScope watch(this->watch_once());
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    auto output = canonical::forward(shares_ ? &*shares_ : nullptr, this->model_, this->random_,
-                                     this->on_model_device(inputs)...);
+    auto output = this->model_.forward(this->on_model_device(inputs)...);
     this->end_forward();
     return output;
   }
 
   int devices() const { return 1; }
-  int canonical_shares() const { return shares_ ? static_cast<int>(shares_->shares()) : 0; }
 
  private:
   detail::ModelHandles handles_;
-  std::vector<nn::NamedBuffer<typename Policy<Model>::device_type>> buffers_;  // where there are shares
-  std::optional<canonical::ModelShares<Model>> shares_;
 };
 
 }  // namespace chorus

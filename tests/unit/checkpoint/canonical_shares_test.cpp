@@ -3,6 +3,7 @@
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/safetensors_writer.hpp>
+#include <chorus/same_bits.hpp>
 
 #include <unit/io/files.hpp>
 #include <unit/message_of.hpp>
@@ -46,16 +47,22 @@ std::string run(Net& net, const std::string& from, std::int64_t end, const std::
   if (!to.empty()) io::save_checkpoint(net, optimizer, {.step = end}, to);
   return test::text_of(test::values(net.module()));
 }
-SingleDevice<Model> single_net(int shares) {
-  return SingleDevice<Model>(make<Model>(), 3, {.canonical_shares = shares});
+/// `body(net)` of a net in so many shares, or in none.
+template <class Body>
+std::string with_net(int shares, const Body& body) {
+  if (shares == 0) {
+    SingleDevice<Model> net(make<Model>(), 3);
+    return body(net);
+  }
+  SingleDevice<SameBits<Model>> net(SameBits{make<Model>(), shares}, 3);
+  return body(net);
 }
 std::string single(int shares, const std::string& from, std::int64_t end, const std::string& to = "") {
-  auto net = single_net(shares);
-  return run(net, from, end, to);
+  return with_net(shares, [&](auto& net) { return run(net, from, end, to); });
 }
 std::string ranks(int count, int shares, const std::string& from, std::int64_t end) {
   return common_text(count, [&](const World& world) {
-    Distributed<Model> rank(world, {.canonical_shares = shares});
+    Distributed<SameBits<Model>> rank(world, {}, SameBits{make<Model>(), shares});
     return run(rank.net, from, end);
   });
 }
@@ -84,8 +91,7 @@ TEST_CASE("checkpoints: a run with other canonical shares is refused, by all ran
     return message;
   };
   const auto of_single = [&](int shares, const char* name) {
-    auto net = single_net(shares);
-    return refusal(net, name);
+    return with_net(shares, [&](auto& net) { return refusal(net, name); });
   };
   CHECK_THAT(of_single(8, "of_4"), Contains("resuming from ") && Contains("the run's canonical_shares, 4, got 8:") &&
                                        Contains("io::load takes the model alone"));
@@ -93,20 +99,20 @@ TEST_CASE("checkpoints: a run with other canonical shares is refused, by all ran
   CHECK_THAT(of_single(4, "of_none"), Contains("canonical_shares, 0 (none), got 4:"));
   CHECK_THAT(common_text(2,
                          [&](const World& world) {
-                           Distributed<Model> rank(world, {.canonical_shares = 8});
+                           Distributed<SameBits<Model>> rank(world, {}, SameBits{make<Model>(), 8});
                            return refusal(rank.net, "of_4") + refusal(rank.net, "of_none");
                          }),
              Contains("canonical_shares, 4, got 8:") && Contains("canonical_shares, 0 (none), got 8:"));
 
   // The weights alone go anywhere.
-  auto net = single_net(8);
+  SingleDevice<SameBits<Model>> net(SameBits{make<Model>(), 8}, 3);
   io::load(net.module(), folder / "of_4");
   CHECK(test::text_of(test::values(net.module())) == single(4, "", 2));
 }
 
 TEST_CASE("checkpoints: a number of canonical shares that no run can have had is a fault of the file") {
   const TemporaryFolder folder;
-  auto net = single_net(4);
+  SingleDevice<SameBits<Model, 4>> net(make<Model>(), 3);
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
   io::save_checkpoint(net, optimizer, {}, folder / "run");
   const io::SafetensorsReader file(folder / "run");

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <catch.hpp>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/same_bits/share_tree.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,9 +15,10 @@
 namespace share_tree_test {
 
 using namespace chorus;
+using namespace chorus::same_bits;
 using Draw = test::DrawFrom<0x74726565>;
 
-constexpr std::size_t most = most_canonical_shares;
+constexpr std::size_t most = most_shares;
 
 std::string leaf(std::size_t share) { return std::to_string(share); }
 std::string node(const std::string& left, const std::string& right) { return "(" + left + " " + right + ")"; }

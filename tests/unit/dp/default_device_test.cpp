@@ -7,6 +7,8 @@
 #include <chorus/ops/losses.hpp>
 #include <chorus/ops/random.hpp>
 #include <chorus/parallel/data_parallel.hpp>
+#include <chorus/same_bits.hpp>
+#include <type_traits>
 #include <unit/parallel/policies.hpp>
 #include <vector>
 
@@ -64,14 +66,16 @@ std::vector<double> trained(Net& net) {
 
 template <class Model>
 void check_as_one_device() {
-  for (const int shares : {0, 4}) {
-    SingleDevice<Model> one{make<Model>(), 3, {.canonical_shares = shares}};
+  const auto check = []<class M>(std::type_identity<M>) {
+    SingleDevice<M> one{make<Model>(), 3};
     const auto right = trained<Model>(one);
     for (const std::vector<int>& ids : {std::vector{0}, {0, 1}, {0, 2, 1}}) {
-      DataParallel<Model> net{make<Model>(), {.device_ids = ids, .canonical_shares = shares}, 3};
+      DataParallel<M> net{make<Model>(), {.device_ids = ids}, 3};
       CHECK(distance(trained<Model>(net), right) < rounding);
     }
-  }
+  };
+  check(std::type_identity<Model>{});
+  check(std::type_identity<SameBits<Model, 4>>{});
 }
 
 TEST_CASE("dp default device: a model that names no devices runs on several, with its backward functions") {

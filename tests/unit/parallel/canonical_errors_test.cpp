@@ -8,6 +8,7 @@
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/same_bits.hpp>
 
 #include "ranks.hpp"
 
@@ -16,17 +17,18 @@ namespace canonical_errors_test {
 using namespace test::names;
 using Catch::Matchers::Contains;
 using Model = test::Smooth<Cpu>;
-using Single = SingleDevice<Model>;
-using Parallel = DataParallel<Model>;
-using Ddp = DistributedDataParallel<Model>;
-using Server = ParameterServer<Model>;
+using Cut = SameBits<Model>;
+using Single = SingleDevice<Cut>;
+using Parallel = DataParallel<Cut>;
+using Ddp = DistributedDataParallel<Cut>;
+using Server = ParameterServer<Cut>;
+using namespace chorus::same_bits;
 
-Single single(int shares) { return Single(make<Model>(), 3, {.canonical_shares = shares}); }
-DistributedDataParallelOptions ddp_options(int shares) {
-  DistributedDataParallelOptions options;
-  options.canonical_shares = shares;
-  return options;
+template <class M = Model>
+SameBits<M> cut(int shares) {
+  return {make<M>(), shares};
 }
+Single single(int shares) { return Single(cut(shares), 3); }
 /// What is thrown on all ranks of a job; "different" with all of it where ranks say different things.
 template <class Body>
 std::string message_of_ranks(int size, const Body& body) {
@@ -51,60 +53,56 @@ Tensor<T, Rank> share(const Tensor<T, Rank>& batch, int shares, const World& wor
   return batch.slice(0, share_begin(batch.size(0), of, run.begin), share_begin(batch.size(0), of, run.end));
 }
 
-TEST_CASE("canonical errors: a number of shares is 1 to 64, at least as many as devices, and 0 is none") {
-  const auto range = "canonical_shares: expected 1 to 64, or 0 for none, got ";
-  for (const int shares : {-1, 65}) {
+TEST_CASE("canonical errors: a number of shares is 1 to 64, and at least that of the devices") {
+  const auto range = "SameBits: expected 1 to 64 shares, got ";
+  for (const int shares : {-1, 0, 65}) {
     CHECK(message_of<UsageError>([&] { single(shares); }) == cat(range, shares));
     CHECK(message_of<UsageError>([&] {
-            Parallel net(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = shares}, 3);
+            Parallel net(cut(shares), {.device_ids = {0, 1}}, 3);
           }) == cat(range, shares));
-    CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(shares), 3); }) ==
+    CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(cut(shares), c, {}, 3); }) ==
           cat(range, shares));
     CHECK(message_of_ranks(2, [&](const World&, auto& c) {
-            Server net(make<Model>(), c, {.canonical_shares = shares}, 3);
+            Server net(cut(shares), c, {}, 3);
           }) == cat(range, shares));
   }
-  CHECK(single(0).canonical_shares() == 0);
   CHECK(single(64).canonical_shares() == 64);
-  const auto too_few = "canonical_shares: each of 3 devices takes whole shares: expected at least as many, got 2";
+  const auto too_few = "SameBits: each of 3 devices takes whole shares: expected at least as many, got 2";
   CHECK(message_of<UsageError>([&] {
-          Parallel net(make<Model>(), {.device_ids = {0, 1, 2}, .canonical_shares = 2}, 3);
+          Parallel net(cut(2), {.device_ids = {0, 1, 2}}, 3);
         }) == too_few);
-  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Ddp net(make<Model>(), c, ddp_options(2), 3); }) == too_few);
-  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Server net(make<Model>(), c, {.canonical_shares = 2}, 3); }) ==
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Ddp net(cut(2), c, {}, 3); }) == too_few);
+  CHECK(message_of_ranks(3, [&](const World&, auto& c) { Server net(cut(2), c, {}, 3); }) ==
         too_few);
 }
 
 TEST_CASE("canonical errors: samples lie along the first axis") {
   const auto axis =
-      "canonical_shares: a batch is cut along its first axis: expected dim = 0, got 1; of an input that has its "
+      "SameBits: a batch is cut along its first axis: expected dim = 0, got 1; of an input that has its "
       "samples along another one let it be batch_axis<1>(input)";
-  CHECK(message_of<UsageError>([&] { Single(make<Model>(), 3, {.dim = 1, .canonical_shares = 4}); }) == axis);
+  CHECK(message_of<UsageError>([&] { Single(cut(4), 3, {.dim = 1}); }) == axis);
   CHECK(message_of<UsageError>([&] {
-          Parallel net(make<Model>(), {.device_ids = {0, 1}, .dim = 1, .canonical_shares = 4}, 3);
+          Parallel net(cut(4), {.device_ids = {0, 1}, .dim = 1}, 3);
         }) == axis);
-  auto options = ddp_options(4);
-  options.dim = 1;
-  CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); }) == axis);
+  CHECK(message_of_ranks(2, [&](const World&, auto& c) { Ddp net(cut(4), c, {.dim = 1}, 3); }) == axis);
   CHECK(message_of_ranks(2, [&](const World&, auto& c) {
-          Server net(make<Model>(), c, {.dim = 1, .canonical_shares = 4}, 3);
+          Server net(cut(4), c, {.dim = 1}, 3);
         }) == axis);
 }
 
 TEST_CASE("canonical errors: under ddp no other hook, and no options that look at gradients on their way") {
   CHECK(message_of_ranks(2,
                          [](const World&, auto& c) {
-                           DistributedDataParallel<Model, Bf16Compress> net(make<Model>(), c, ddp_options(4), 3,
-                                                                            Bf16Compress{});
+                           DistributedDataParallel<Cut, Bf16Compress> net(cut(4), c, {}, 3, Bf16Compress{});
                          }) ==
-        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the default hook, "
+        "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
         "AllReduce");
   const auto refused = [](const auto& choose) {
-    auto options = ddp_options(4);
+    DistributedDataParallelOptions options;
     choose(options);
-    return message_of_ranks(2, [&](const World&, auto& c) { Ddp net(make<Model>(), c, options, 3); });
+    return message_of_ranks(2, [&](const World&, auto& c) { Ddp net(cut(4), c, options, 3); });
   };
-  const std::string start = "DistributedDataParallel: canonical_shares and ", end = " don't go together";
+  const std::string start = "DistributedDataParallel: SameBits and ", end = " don't go together";
   CHECK(refused([](auto& options) { options.static_graph = true; }) == start + "static_graph" + end);
   CHECK(refused([](auto& options) { options.non_finite = NonFinite::skip_step; }) ==
         start + "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all)," + end);
@@ -116,10 +114,10 @@ TEST_CASE("canonical errors: under ddp no other hook, and no options that look a
 TEST_CASE("canonical errors: under ddp no optimizer steps in the middle of backward") {
   CHECK(message_of_ranks(2,
                          [](const World&, auto& c) {
-                           Ddp net(make<Model>(), c, ddp_options(4), 3);
+                           Ddp net(cut(4), c, {}, 3);
                            FusedOptimizer<optim::Sgd<Cpu>> optimizer(net, {.lr = 0.1});
                          }) ==
-        "FusedOptimizer: with canonical shares gradients are complete when backward has ended: expected the plain "
+        "FusedOptimizer: under SameBits gradients are complete when backward has ended: expected the plain "
         "optimizer");
 }
 
@@ -127,12 +125,12 @@ TEST_CASE("canonical errors: no join of ranks with different numbers of batches"
   CHECK(
       message_of_ranks(2,
                        [&](const World&, auto& c) {
-                         Ddp net(make<Model>(), c, ddp_options(4), 3);
+                         Ddp net(cut(4), c, {}, 3);
                          net.join([] {});
                        }) ==
       "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected as many batches on each");
   CHECK(message_of_ranks(2, [&](const World&, auto& c) {
-          Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
+          Server net(cut(4), c, {}, 3);
           net.join([] {}, {.step = [] {}});
         }) == "ParameterServer::join: canonical shares cut each batch for all ranks: expected as many batches on each");
 }
@@ -165,7 +163,7 @@ struct Telling : nn::Module {
 };
 
 TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean over them") {
-  SingleDevice<Odd<Cpu>> net(make<Odd<Cpu>>(), 3, {.canonical_shares = 4});
+  SingleDevice<SameBits<Odd<Cpu>>> net(cut<Odd<Cpu>>(4), 3);
   const auto message = Contains("canonical shares: the loss goes through 'sqrt', which is not linear in a mean or a sum");
   CHECK_THAT(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }), message);
   {
@@ -175,7 +173,7 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
   }
   CHECK_THAT(message_of_ranks(2,
                               [&](const World& world, auto& c) {
-                                DistributedDataParallel<Odd<Cpu>> ddp(make<Odd<Cpu>>(), c, ddp_options(4), 3);
+                                DistributedDataParallel<SameBits<Odd<Cpu>>> ddp(cut<Odd<Cpu>>(4), c, {}, 3);
                                 ddp(share(numbers(8, 5, 1), 4, world));
                               }),
              message);
@@ -183,7 +181,7 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
   CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) ==
         "canonical shares: the model returns a number without axes for each share, and none of them is the batch's: "
         "expected one for each sample, [batch]");
-  SingleDevice<Telling<Cpu>> telling(make<Telling<Cpu>>(), 3, {.canonical_shares = 4});
+  SingleDevice<SameBits<Telling<Cpu>>> telling(cut<Telling<Cpu>>(4), 3);
   CHECK(std::get<1>(telling(numbers(8, 5, 1))) == 2);
   CHECK(message_of<UsageError>([&] { telling(numbers(7, 5, 1)); }) ==
         "canonical shares: the model returns something other than tensors, which differs from share to share");
@@ -202,23 +200,24 @@ TEST_CASE(
   };
   const auto itself = [](const auto& loss) { return loss; };
   using Own = Losing<Cpu>;
-  SingleDevice<Own> net(make<Own>(), 3, {.canonical_shares = 4}), plain(make<Own>(), 3);
+  SingleDevice<SameBits<Own>> net(cut<Own>(4), 3);
+  SingleDevice<Own> plain(make<Own>(), 3);
   const auto expected = run(net, itself, {});
   CHECK(distance(test::numbers_in(expected), test::numbers_in(run(plain, itself, {}))) < 1e-5);
   for (const auto& ids : {std::vector{0}, std::vector{0, 1, 2}}) {
-    DataParallel<Own> dp(make<Own>(), {.device_ids = ids, .canonical_shares = 4}, 3);
+    DataParallel<SameBits<Own>> dp(cut<Own>(4), {.device_ids = ids}, 3);
     CHECK(run(dp, [&](const auto& losses) { return dp.mean_loss(losses); }, {}) == expected);
   }
   for (const int ranks : {1, 2, 3})
     CHECK(common_text(ranks, [&](const World& world) {
             auto communicator = comm::connect(world);
-            DistributedDataParallel<Own> ddp(make<Own>(), communicator, ddp_options(4), 3);
+            DistributedDataParallel<SameBits<Own>> ddp(cut<Own>(4), communicator, {}, 3);
             return run(ddp, itself, world);
           }) == expected);
 
   auto two = make<Own>();
   two.two = true;
-  SingleDevice<Own> refused(std::move(two), 3, {.canonical_shares = 4});
+  SingleDevice<SameBits<Own>> refused(SameBits{std::move(two), 4}, 3);
   CHECK(
       message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
       "canonical shares: the model's loss is a sum of losses that are means over different numbers of tokens, samples "
@@ -230,7 +229,7 @@ TEST_CASE("canonical errors: grad() and gradients of gradients don't go through 
   const Variable<double, 2> x(numbers(8, 5, 1), true);
   const auto message = "canonical shares: grad() does not go through a policy's forward pass: expected backward()";
   CHECK(message_of<UsageError>([&] { grad(mean(square(net(x))), x); }) == message);
-  Parallel dp(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
+  Parallel dp(cut(4), {.device_ids = {0, 1}}, 3);
   CHECK(message_of<UsageError>([&] { grad(mean(square(dp(x))), x); }) == message);
   const GraphVariable<double, 2> recorded(numbers(8, 5, 1), true);
   const auto no_graph = "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares";
@@ -240,7 +239,7 @@ TEST_CASE("canonical errors: grad() and gradients of gradients don't go through 
 
 TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of one process, and no rank's") {
   auto net = single(4);
-  Parallel dp(make<Model>(), {.device_ids = {0, 1}, .canonical_shares = 4}, 3);
+  Parallel dp(cut(4), {.device_ids = {0, 1}}, 3);
   const auto by_hand = [](auto& of, const auto& x) { return sum(square(of(x))) / 24.0; };
   const auto x = numbers(8, 5, 1);
   by_hand(net, x).backward();
@@ -251,16 +250,16 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
       "canonical shares: backward begins with something other than a mean over the batch: expected mean(), "
       "cross_entropy(), mse_loss() or another loss of the library, taken of what the net returned for its samples";
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+          Ddp ddp(cut(4), c, {}, 3);
           by_hand(ddp, share(x, 4, world)).backward();
         }) == message);
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          Server server(make<Model>(), c, {.canonical_shares = 4}, 3);
+          Server server(cut(4), c, {}, 3);
           by_hand(server, share(x, 4, world)).backward();
         }) == message);
   // Nor beside one that is a mean.
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
-          Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+          Ddp ddp(cut(4), c, {}, 3);
           const auto y = ddp(share(x, 4, world));
           (mean(square(y)) + sum(y)).backward();
         }) == message);
@@ -269,7 +268,7 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
 TEST_CASE("canonical errors: a parameter that meets the samples outside of the model") {
   CHECK(message_of_ranks(2,
                          [&](const World& world, auto& c) {
-                           Ddp ddp(make<Model>(), c, ddp_options(4), 3);
+                           Ddp ddp(cut(4), c, {}, 3);
                            mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
                          }) ==
         "canonical shares: the loss uses the parameter fc3.bias outside of the net's forward pass, where samples are "
@@ -289,7 +288,7 @@ TEST_CASE("canonical errors: ranks with other samples than their shares are all 
   // Of 9 samples in 4 shares ranks have 5 and 4.
   CHECK(message_of_ranks(2,
                          [&](const World& world, auto& c) {
-                           Ddp net(make<Model>(), c, ddp_options(4), 3);
+                           Ddp net(cut(4), c, {}, 3);
                            const Index own = world.rank == 0 ? 4 : 5;
                            mean(square(net(numbers(own, 5, 1)))).backward();
                          }) ==
@@ -297,7 +296,7 @@ TEST_CASE("canonical errors: ranks with other samples than their shares are all 
         "batch, as the policy's sampler gives them");
   CHECK(message_of_ranks(3,
                          [&](const World& world, auto& c) {
-                           Server net(make<Model>(), c, {.canonical_shares = 4}, 3);
+                           Server net(cut(4), c, {}, 3);
                            const Index own[] = {4, 3, 2};
                            cross_entropy(net(numbers(own[world.rank], 5, 1)), labels(own[world.rank], 3, 1)).backward();
                          }) ==
@@ -307,21 +306,21 @@ TEST_CASE("canonical errors: ranks with other samples than their shares are all 
 
 TEST_CASE("canonical errors: ranks have the same number of shares") {
   CHECK_THAT(message_of_ranks(2, [&](const World& world,
-                                     auto& c) { Ddp net(make<Model>(), c, ddp_options(world.rank == 0 ? 4 : 8), 3); }),
-             Contains("canonical_shares"));
+                                     auto& c) { Ddp net(cut(world.rank == 0 ? 4 : 8), c, {}, 3); }),
+             Contains("SameBits of 4 shares"));
   CHECK_THAT(message_of_ranks(2,
                               [&](const World& world, auto& c) {
-                                Server net(make<Model>(), c, {.canonical_shares = world.rank == 0 ? 4 : 0}, 3);
+                                Server net(cut(world.rank == 0 ? 4 : 8), c, {}, 3);
                               }),
-             Contains("canonical_shares"));
+             Contains("SameBits of 4 shares"));
 }
 
 TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no samples") {
-  CHECK(message_of<UsageError>([] { data::Sampler(10, {.world_size = 2, .padding = true, .canonical_shares = 4}); }) ==
-        "Sampler: padding repeats samples, by their number of ranks: canonical shares have none");
-  const auto few = "Sampler: expected 0 canonical shares, or at least one for each of 3 ranks and at most 64, got ";
+  CHECK(message_of<UsageError>([] { data::Sampler(10, {.world_size = 2, .padding = true, .shares = 4}); }) ==
+        "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares has none");
+  const auto few = "Sampler: expected 0 shares, or at least one for each of 3 ranks and at most 64, got ";
   for (const int shares : {-1, 2, 65})
-    CHECK(message_of<UsageError>([&] { data::Sampler(10, {.world_size = 3, .canonical_shares = shares}); }) ==
+    CHECK(message_of<UsageError>([&] { data::Sampler(10, {.world_size = 3, .shares = shares}); }) ==
           cat(few, shares));
   // Batch after batch, what ranks get is the batch, cut where its shares are.
   for (const int ranks : {1, 2, 3, 5})
@@ -329,7 +328,7 @@ TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no sample
       std::vector<data::Sampler> samplers;
       for (int rank = 0; rank < ranks; ++rank)
         samplers.emplace_back(
-            40, data::SamplerOptions{.rank = rank, .world_size = ranks, .seed = 5, .canonical_shares = 6});
+            40, data::SamplerOptions{.rank = rank, .world_size = ranks, .seed = 5, .shares = 6});
       const data::Sampler whole(40, {.seed = 5});
       for (Index b = 0; b < whole.global_batches(size, false); ++b) {
         std::vector<Index> all;
@@ -359,7 +358,12 @@ TEST_CASE(
     std::vector<int> ids;
     for (int i = 0; i < devices; ++i) ids.push_back(i);
     const auto before = held(0);
-    Parallel net(make<Model>(), {.device_ids = ids, .canonical_shares = shares}, 3);
+    if (shares == 0) {
+      DataParallel<Model> net(make<Model>(), {.device_ids = ids}, 3);
+      take_passes(net);
+      return held(0) - before;
+    }
+    Parallel net(cut(shares), {.device_ids = ids}, 3);
     take_passes(net);
     return held(0) - before;
   };
@@ -386,10 +390,13 @@ TEST_CASE("canonical memory: a rank that has one share holds no copies of its gr
     const auto text = Ranks(ranks, [=](const World& world) {
                         auto communicator = comm::connect(world);
                         const auto before = held(0);
-                        Ddp net(make<Model>(), communicator, ddp_options(shares), 3);
-                        for (std::uint32_t number = 0; number < 3; ++number)
-                          mean(square(net(share(numbers(64, 5, number), std::max(shares, ranks), world)))).backward();
-                        return cat(held(0) - before);
+                        const auto of = [&](auto model) {
+                          DistributedDataParallel<decltype(model)> net(std::move(model), communicator, {}, 3);
+                          for (std::uint32_t number = 0; number < 3; ++number)
+                            mean(square(net(share(numbers(64, 5, number), std::max(shares, ranks), world)))).backward();
+                          return cat(held(0) - before);
+                        };
+                        return shares == 0 ? of(make<Model>()) : of(cut(shares));
                       }).texts();
     for (const auto& each : text) CHECK(each == text[0]);
     return std::stoul(text[0]);

@@ -12,7 +12,7 @@ namespace canonical_nets_test {
 
 using namespace test::names;
 using test::canonical::digits, test::canonical::images, test::canonical::numbers_of, test::canonical::Part,
-    test::canonical::Who;
+    test::canonical::in_shares, test::canonical::Who;
 
 enum class Norm { none, own, synced };
 
@@ -52,19 +52,17 @@ std::vector<std::string> texts(Norm kind, Who who, int devices, int shares, cons
            alarm(60);
            auto model = made<Model>(kind);
            if (who == Who::single) {
-             SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
+             SingleDevice<SameBits<Model>> net(SameBits{std::move(model), shares}, 3);
              return body(net, Part{shares});
            }
            if (who == Who::dp) {
              std::vector<int> ids;
              for (int i = 0; i < devices; ++i) ids.push_back(i);
-             DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
+             DataParallel<SameBits<Model>> net(SameBits{std::move(model), shares}, {.device_ids = ids}, 3);
              return body(net, Part{shares});
            }
            auto communicator = comm::connect(world);
-           DistributedDataParallelOptions options;
-           options.canonical_shares = shares;
-           DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
+           DistributedDataParallel<SameBits<Model>> net(SameBits{std::move(model), shares}, communicator, {}, 3);
            return body(net, Part{shares, devices, world.rank});
          }).texts();
 }
@@ -190,7 +188,7 @@ TEST_CASE("canonical nets: an input without samples has its gradient where one p
 TEST_CASE("canonical nets: what shares write into buffers is kept apart, but not where no layer trains") {
   nn::BatchNorm2d<Cpu> norm(4);
   const auto named = nn::named_buffers<Cpu>(norm);
-  chorus::canonical::ShareBuffers<Cpu> buffers(named);
+  same_bits::ShareBuffers<Cpu> buffers(named);
   auto* const count = static_cast<std::int64_t*>(norm.num_batches_tracked.value().data());
   const auto after = [&](bool writes) {
     *count = 5;
@@ -211,31 +209,33 @@ TEST_CASE("canonical nets: what shares write into buffers is kept apart, but not
 TEST_CASE("canonical nets: shares write buffers in training only, and their versions grow then") {
   for (const auto& [kind, shares] :
        {std::pair(Norm::own, 0), std::pair(Norm::own, 4), std::pair(Norm::synced, 0), std::pair(Norm::synced, 4)}) {
-    SingleDevice<Net<Cpu>> net(made<Net<Cpu>>(kind), 3, {.canonical_shares = shares});
-    const auto versions = [&] {
-      std::vector<std::uint64_t> out;
-      for (const auto& named : nn::named_buffers<Cpu>(net.module())) out.push_back(named.buffer->version());
-      return out;
-    };
-    const auto all_grow = [&](const auto& task) {
-      const auto before = versions();
-      task();
-      const auto after = versions();
-      return std::equal(before.begin(), before.end(), after.begin(), std::less<>());
-    };
-    REQUIRE(versions().size() == 3);
-    CHECK(all_grow([&] { net(images(8, 5)); }));
-    net.eval();
-    const auto trained = versions();
-    net(images(8, 5));
-    CHECK(versions() == trained);
-    net.train();
-    CHECK(all_grow([&] { net(images(8, 6)); }));
-    // One layer of a net in evaluation trains.
-    net.eval();
-    if (kind == Norm::own) net.module().norm->train();
-    if (kind == Norm::synced) net.module().synced->train();
-    CHECK(all_grow([&] { net(images(8, 6)); }));
+    in_shares(made<Net<Cpu>>(kind), shares, [&, kind = kind]<class M>(M model) {
+      SingleDevice<M> net(std::move(model), 3);
+      const auto versions = [&] {
+        std::vector<std::uint64_t> out;
+        for (const auto& named : nn::named_buffers<Cpu>(net.module())) out.push_back(named.buffer->version());
+        return out;
+      };
+      const auto all_grow = [&](const auto& task) {
+        const auto before = versions();
+        task();
+        const auto after = versions();
+        return std::equal(before.begin(), before.end(), after.begin(), std::less<>());
+      };
+      REQUIRE(versions().size() == 3);
+      CHECK(all_grow([&] { net(images(8, 5)); }));
+      net.eval();
+      const auto trained = versions();
+      net(images(8, 5));
+      CHECK(versions() == trained);
+      net.train();
+      CHECK(all_grow([&] { net(images(8, 6)); }));
+      // One layer of a net in evaluation trains.
+      net.eval();
+      if (kind == Norm::own) net.module().norm->train();
+      if (kind == Norm::synced) net.module().synced->train();
+      CHECK(all_grow([&] { net(images(8, 6)); }));
+    });
   }
 }
 

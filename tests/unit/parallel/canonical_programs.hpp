@@ -16,6 +16,7 @@
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
+#include <chorus/same_bits.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -25,6 +26,13 @@
 namespace test::canonical {
 
 using namespace test::names;
+using namespace chorus::same_bits;
+
+/// Calls `body(model)` with SameBits of so many shares, or with the model itself where they are 0.
+template <class M, class Body>
+auto in_shares(M model, int shares, const Body& body) {
+  return shares == 0 ? body(std::move(model)) : body(SameBits{std::move(model), shares});
+}
 
 /// Layers whose work depends on the batch, on random numbers, on tokens; `side` works for some shares only.
 template <class D>
@@ -351,27 +359,34 @@ inline std::string result_of_rank(const Program& program, const Setup& setup, co
   auto model = model_of(program);
   freeze(model, program, program.frozen_first);
   if (setup.who == Who::single) {
-    SingleDevice<Model> net(std::move(model), 3, {.canonical_shares = shares});
-    return run_of(program, setup, 0, net);
+    return in_shares(std::move(model), shares, [&]<class M>(M cut) {
+      SingleDevice<M> net(std::move(cut), 3);
+      return run_of(program, setup, 0, net);
+    });
   }
   if (setup.who == Who::dp) {
     std::vector<int> ids;
     for (int i = 0; i < setup.devices; ++i) ids.push_back(i);
-    DataParallel<Model> net(std::move(model), {.device_ids = ids, .canonical_shares = shares}, 3);
-    return run_of(program, setup, 0, net);
+    return in_shares(std::move(model), shares, [&]<class M>(M cut) {
+      DataParallel<M> net(std::move(cut), {.device_ids = ids}, 3);
+      return run_of(program, setup, 0, net);
+    });
   }
   if (setup.backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", world.rank < 2 ? "a" : "b", 1);
   auto communicator = comm::connect(world, {.backend = setup.backend});
   if (setup.who == Who::server) {
-    ParameterServer<Model> net(std::move(model), communicator, {.canonical_shares = shares}, 3);
-    return run_of(program, setup, world.rank, net);
+    return in_shares(std::move(model), shares, [&]<class M>(M cut) {
+      ParameterServer<M> net(std::move(cut), communicator, {}, 3);
+      return run_of(program, setup, world.rank, net);
+    });
   }
   DistributedDataParallelOptions options{.find_unused_parameters = setup.find_unused};
-  options.canonical_shares = shares;
   options.broadcast_buffers = !setup.own_buffers;
   if (setup.bucket_mb) options.first_bucket_cap_mb = options.bucket_cap_mb = *setup.bucket_mb;
-  DistributedDataParallel<Model> net(std::move(model), communicator, options, 3);
-  return run_of(program, setup, world.rank, net);
+  return in_shares(std::move(model), shares, [&]<class M>(M cut) {
+    DistributedDataParallel<M> net(std::move(cut), communicator, options, 3);
+    return run_of(program, setup, world.rank, net);
+  });
 }
 
 /// The same of all ranks, or a text that says how they differ. Buffers are rank 0's where each has its own.

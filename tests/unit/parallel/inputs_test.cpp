@@ -181,8 +181,8 @@ TEST_CASE("parameter server: ranks compare their dim") {
   CHECK(refused(1, 1) == "nothing");
   CHECK(refused(-1, -1) == "ParameterServer: dim is at least 0, got -1");
   CHECK(refused(1, 0) ==
-        "ParameterServer: the ranks' models differ: rank 1 has options: dim 0, canonical_shares 0 where rank 0 has "
-        "options: dim 1, canonical_shares 0");
+        "ParameterServer: the ranks' models differ: rank 1 has options: dim 0 where rank 0 has "
+        "options: dim 1");
 }
 
 TEST_CASE("ddp, local SGD: samples may lie along another axis") {

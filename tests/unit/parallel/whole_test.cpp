@@ -10,6 +10,7 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/pipeline.hpp>
+#include <chorus/same_bits.hpp>
 #include <tuple>
 
 #include "ranks.hpp"
@@ -71,12 +72,14 @@ TEST_CASE("whole: every device and every share has all of a mask and of weights,
       INFO(batch << " texts of " << time);
       SingleDevice<Pairs<Cpu>> one{make<Pairs<Cpu>>(), 3};
       const auto right = steps(one, batch, time, all);
-      for (const int shares : {0, 3})
-        for (const std::vector<int>& ids : {std::vector{0}, {0, 1}, {1, 0, 2}}) {
-          DataParallel<Pairs<Cpu>> net{make<Pairs<Cpu>>(), {.device_ids = ids, .canonical_shares = shares}, 3};
-          CHECK(distance(steps(net, batch, time, all), right) < rounding);
-        }
-      SingleDevice<Pairs<Cpu>> cut{make<Pairs<Cpu>>(), 3, {.canonical_shares = 3}};
+      using Cut = SameBits<Pairs<Cpu>, 3>;
+      for (const std::vector<int>& ids : {std::vector{0}, {0, 1}, {1, 0, 2}}) {
+        DataParallel<Pairs<Cpu>> net{make<Pairs<Cpu>>(), {.device_ids = ids}, 3};
+        CHECK(distance(steps(net, batch, time, all), right) < rounding);
+        DataParallel<Cut> in_shares{make<Pairs<Cpu>>(), {.device_ids = ids}, 3};
+        CHECK(distance(steps(in_shares, batch, time, all), right) < rounding);
+      }
+      SingleDevice<Cut> cut{make<Pairs<Cpu>>(), 3};
       CHECK(distance(steps(cut, batch, time, all), right) < rounding);
     }
 }

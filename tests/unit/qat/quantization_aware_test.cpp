@@ -3,6 +3,7 @@
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/nn/mixed_precision.hpp>
+#include <chorus/same_bits.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -279,7 +280,7 @@ TEST_CASE("qat: what can't be quantised is refused") {
   Quantized<Again> again;
   const auto loss = cross_entropy(again(Variable<float, 2>(images(4, 1), true)), test::labels(4, 3, 1));
   CHECK_THAT(message_of<UsageError>([&] { loss.backward(); }), Contains("a checkpoint computes a layer again after"));
-  SingleDevice<Quantized<Mlp>> shares{make<Mlp>(), 1, {.canonical_shares = 2}};
+  SingleDevice<SameBits<Quantized<Mlp>, 2>> shares{make<Mlp>(), 1};
   CHECK_THAT(message_of<UsageError>([&] { shares(images(4, 1)); }),
              Contains("the ranges of activations are the global batch's, and here its parts are computed one after"));
 }

@@ -20,7 +20,7 @@ class BufferSharing final : public Extension<D> {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
     std::function<std::span<const nn::NamedBuffer<D>>()> buffers;
-    /// With canonical shares rank 0's are sent after a pass: so all ranks evaluate with the same ones.
+    /// Where each pass is the whole batch's, rank 0's are sent after it: so all ranks evaluate with the same ones.
     bool after_forward = false;
   };
 

@@ -63,9 +63,6 @@ struct DistributedDataParallelOptions {
   /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
   NonFinite non_finite = NonFinite::propagate;
-  /// See SingleDeviceOptions: a rank takes whole shares, of which there are at least as many as ranks. Gradients travel
-  /// as sums of shares, by an all-gather, and `no_sync` saves no messages.
-  int canonical_shares = 0;
 
   template <Device D>
   BucketOptions buckets() const {
@@ -106,7 +103,7 @@ struct DistributedDataParallelOptions {
     std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
-                ", canonical_shares ", canonical_shares, ", ignored");
+                ", ignored");
     for (const auto& name : parameters_and_buffers_to_ignore) text += cat(" ", name);
     return text + "\n";
   }

@@ -88,7 +88,7 @@ class Core {
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
-  std::unique_ptr<BucketSums> instead_of_hook = nullptr;
+  std::unique_ptr<BucketSums> sums = nullptr;
   std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }

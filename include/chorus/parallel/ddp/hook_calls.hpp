@@ -24,13 +24,13 @@ struct HookCalls {
   Hook hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    if (core.instead_of_hook) return core.instead_of_hook->start(bucket);
+    if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
-    if (core.instead_of_hook) {
-      for (Bucket& bucket : buckets) core.instead_of_hook->finish(bucket);
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
       return;
     }
     if constexpr (HookTraits<Hook, D, Communicator>::resumes)

@@ -4,7 +4,6 @@
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/ddp/buffer_sharing.hpp>
-#include <chorus/parallel/ddp/canonical_sums.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
 #include <chorus/parallel/ddp/hook_calls.hpp>
@@ -35,10 +34,10 @@ namespace chorus::ddp {
 /// Base of DistributedDataParallel.
 template <class Model, class Hook, class Communicator>
 class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
-                          protected Core<typename Policy<Model>::device_type, Communicator> {
+                          protected Core<typename DistributedPolicy<Model, Communicator>::D, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Policy<Model>::device_type, Communicator>;
-  using Traits = HookTraits<Hook, typename Policy<Model>::device_type, Communicator>;
+  using Core = ddp::Core<typename Base::D, Communicator>;
+  using Traits = HookTraits<Hook, typename Base::D, Communicator>;
 
  public:
   using D = typename Base::device_type;
@@ -73,23 +72,10 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
  protected:
   PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed, options.canonical_shares),
+      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
         calls_{std::move(hook)} {
-    if (this->canonical_) {
-      check<UsageError>(std::is_same_v<Hook, AllReduce>,
-                        "DistributedDataParallel: canonical_shares says how gradients are added up: expected the "
-                        "default hook, AllReduce");
-      const auto refuse = [](bool chosen, const char* option) {
-        check<UsageError>(!chosen, "DistributedDataParallel: canonical_shares and ", option, " don't go together");
-      };
-      refuse(options.static_graph, "static_graph");
-      refuse(options.non_finite != NonFinite::propagate, "non_finite, which looks at one pass's gradients alone (a "
-                                                         "GradScaler looks at all),");
-      refuse(!options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-      this->instead_of_hook = std::make_unique<CanonicalSums<D, Communicator>>(core(), this->canonical_->shares(),
-                                                                               this->canonical_->tree());
-    }
+    this->sums = this->template bucket_sums<Hook>(core());
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
@@ -100,7 +86,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
-                          {.zero_grad = !this->canonical_, .contents = !Traits::ranks_may_differ});
+                          {.zero_grad = !Base::adds_up_in_pass, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
@@ -123,7 +109,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   NoSync accumulate() {
-    if (!this->canonical_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
+    if (!Base::adds_up_in_pass && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
@@ -182,7 +168,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = this->canonical_.has_value()});
+        .after_forward = Base::adds_up_in_pass});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)

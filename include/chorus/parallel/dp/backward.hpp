@@ -37,18 +37,15 @@ class BackwardRunner {
 
 /// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
 /// devices' outputs; then this node runs backward on all devices.
-class BackwardNode final : public Node {
+class BackwardNode : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one. `cut`: into
-  /// canonical shares, if there are.
-  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns,
-               std::shared_ptr<const CanonicalCut> cut = nullptr)
+  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
       : Node("data_parallel"),
         roots(returns.size()),
         returns_(std::move(returns)),
         runner_(runner),
-        alive_(std::move(alive)),
-        cut_(std::move(cut)) {}
+        alive_(std::move(alive)) {}
 
   void backward(bool keep) override {
     runner().backward(roots, keep);
@@ -63,10 +60,6 @@ class BackwardNode final : public Node {
   }
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
     runner().for_each_parameter(visit, context);
-  }
-
-  const std::shared_ptr<const CanonicalCut>* canonical_cut() const override {
-    return cut_ ? &cut_ : nullptr;
   }
 
   Roots roots;
@@ -89,7 +82,6 @@ class BackwardNode final : public Node {
   std::vector<GradientReturns> returns_;
   BackwardRunner& runner_;
   std::weak_ptr<void> alive_;
-  std::shared_ptr<const CanonicalCut> cut_;
 };
 
 }  // namespace chorus::dp

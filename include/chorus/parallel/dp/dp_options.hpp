@@ -5,7 +5,6 @@
 #include <chorus/core/device.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/launch/device_list.hpp>
-#include <chorus/parallel/canonical/checked_shares.hpp>
 #if CHORUS_USE_CUDA
 #include <chorus/core/cuda/runtime.hpp>
 #endif
@@ -29,8 +28,6 @@ struct DataParallelOptions {
   /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
   /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// See SingleDeviceOptions: a device takes whole shares, of which there are at least as many as devices.
-  int canonical_shares = 0;
 };
 
 namespace dp {
@@ -83,7 +80,6 @@ DataParallelOptions settled(DataParallelOptions options) {
   CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
-  canonical::checked_shares(options.canonical_shares, static_cast<int>(options.device_ids.size()), options.dim);
   return options;
 }
 

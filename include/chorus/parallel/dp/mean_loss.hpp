@@ -6,7 +6,6 @@
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/parallel/canonical/share_losses.hpp>
 #include <chorus/parallel/dp/device_scalars.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/loss_share.hpp>
@@ -119,14 +118,16 @@ class GatheredScalars {
     for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
   }
 
+  /// Throws ShapeError for another number of losses than the last forward pass had.
+  void check_count(Index losses) const {
+    known_ = true;
+    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
+                      " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+  }
   /// See DataParallel::mean_loss.
   template <Real T, Device D>
   Variable<T, 0, D> mean(const Variable<T, 1, D>& losses) const {
-    known_ = true;
-    check<ShapeError>(losses.numel() == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ",
-                      losses.numel(), " losses of the last forward pass, which ran on ", shares_.size(), " devices");
-    if (canonical_policies().load(std::memory_order_relaxed) != 0)
-      if (const auto cut = find_cut(losses.node().get())) return canonical::mean_of_share_losses(losses, *cut);
+    check_count(losses.numel());
     const auto shares = LossShares::of<T, D>(losses.node().get(), losses.value().to_vector(), shares_);
     return record(
         "mean_loss", Tensor<T, 0, D>::full({}, static_cast<T>(shares.value), losses.device()),

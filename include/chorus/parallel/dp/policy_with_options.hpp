@@ -3,7 +3,6 @@
 /// options and extensions add.
 
 #include <algorithm>
-#include <chorus/parallel/dp/canonical_reduce.hpp>
 #include <chorus/parallel/dp/collectives.hpp>
 #include <chorus/parallel/dp/device_balance.hpp>
 #include <chorus/parallel/dp/dp_options.hpp>
@@ -39,7 +38,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   }
 
   int devices() const { return static_cast<int>(options_.device_ids.size()); }
-  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
   const DataParallelOptions& options() const { return options_; }
 
  protected:
@@ -50,26 +48,29 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
         handles_(this->model_),
         replicas_(this->model_, this->flat_, buffers_, options_.device_ids),
         parallel_apply_(replica_names<D>(options_.device_ids), options_.device_ids, D::first_slot, *options_.timeout),
-        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()),
-        canonical_(this->model_, replicas_, static_cast<std::size_t>(options_.canonical_shares)) {
+        collectives_(options_.device_ids, *options_.timeout, replicas_, parallel_apply_.threads()) {
     warn_of_imbalance<D>(options_.device_ids);
   }
 
   /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
+    return begin_shares<Make>(
+        Index{devices()}, [](const Split& split) { return split.devices; }, inputs...);
+  }
+  /// The same for a batch in `most` shares, of which `devices_of(split)` devices have some.
+  template <template <class> class Make, class DevicesOf, class... Inputs>
+  auto begin_shares(Index most, const DevicesOf& devices_of, const Inputs&... inputs) {
     parallel_apply_.await();
     handles_.check_kept(this->model_, this->flat_);
-    const bool canonical = canonical_.shares() != 0;
-    const auto most = canonical ? static_cast<Index>(canonical_.shares()) : Index{devices()};
     const Split split = roles_.split("DataParallel", most, options_.dim, inputs...);
-    auto runs = canonical ? canonical_.runs(split.devices) : one_each(split.devices);
+    const std::size_t count = devices_of(split);
     const auto& random = this->begin_forward(split.batch);
-    for (std::size_t i = 1; i < runs.size(); ++i) replicas_[i].take_members(this->model_);
+    for (std::size_t i = 1; i < count; ++i) replicas_[i].take_members(this->model_);
     using Made = Shares<Make, D, Inputs...>;
     using Output = decltype(call(this->model_, std::declval<const Made&>()));
-    return std::make_shared<Pass<Model, Made, Output>>(split, std::move(runs), canonical_.devices(), this->model_,
-                                                       replicas_, random, this->watch_once());
+    return std::make_shared<Pass<Model, Made, Output>>(split, count, this->model_, replicas_, random,
+                                                       this->watch_once());
   }
   template <class Pass>
   void end_pass(const Pass& pass) {
@@ -82,8 +83,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   /// A forward pass with a GraphVariable among the inputs: see dp/recorded.hpp.
   template <class... Inputs>
   auto forward_recorded(const Inputs&... inputs) {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
     const auto pass = begin_pass<MakeRecordedShare>(inputs...);
     recorded_forward(pass, replicas_, parallel_apply_, inputs...);
     end_pass(*pass);
@@ -103,16 +102,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
       run_backward(roots[i], {.retain_graph = keep, .hooks = false});
     });
   }
-  /// Backward of canonical shares, with their own order in step 5.
-  void backward_of_shares(const Roots& roots, bool keep) {
-    canonical_.backward(roots, keep, [this](std::size_t used, const auto& task) {
-      before_backward(used);
-      parallel_apply_(used, task);
-    });
-  }
   void backward_to_wanted(const Roots& roots, bool keep) override {
-    check<UsageError>(canonical_.shares() == 0,
-                      "canonical shares: grad() does not go through a policy's forward pass: expected backward()");
     parallel_apply_.await();
     before_backward(roots.size());
     reduce_wanted(replicas_, roots.size(), [&] { backward_on_devices(roots, keep); });
@@ -132,9 +122,6 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
   Replicas<Model> replicas_;
   ParallelApply parallel_apply_;
   Collectives<Model> collectives_;
-  CanonicalReduce<Model> canonical_;
-
- private:
   detail::GatheredScalars scalars_;
 };
 

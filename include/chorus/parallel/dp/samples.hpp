@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chorus/autograd/batch_axis.hpp>
 #include <chorus/core/random.hpp>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/core/shares.hpp>
 #include <chorus/parallel/dp/nested.hpp>
 #include <cstddef>
 #include <cstdint>

@@ -6,7 +6,7 @@
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/core/shares.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/pipeline/chain.hpp>

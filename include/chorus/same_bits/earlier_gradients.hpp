@@ -3,10 +3,10 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
 /// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
@@ -25,8 +25,8 @@ class EarlierGradients {
   std::vector<Kept> kept_;
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
-#include <chorus/parallel/canonical/earlier_gradients_impl.hpp>
+#include <chorus/same_bits/earlier_gradients_impl.hpp>
 #endif

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
 /// after others; what the first one has written stays: as where each share has a device of its own.
@@ -39,8 +39,8 @@ class ShareBuffers {
   std::vector<Kept> kept_;
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
-#include <chorus/parallel/canonical/share_buffers_impl.hpp>
+#include <chorus/same_bits/share_buffers_impl.hpp>
 #endif

@@ -2,16 +2,16 @@
 /// What a model finds around it while it computes one canonical share.
 
 #include <chorus/core/batch_group.hpp>
-#include <chorus/core/canonical_cut.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/parallel/dp/samples.hpp>
+#include <chorus/same_bits/batch_cut.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <utility>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Refuses layers that look at the batch of all devices.
 class NoBatchGroup final : public BatchGroup {
@@ -40,7 +40,7 @@ class ShareScope {
   RandomContext context_;
   RandomScope random_{context_};
   BatchGroupScope group_;
-  detail::Replaced<bool> within_{detail::within_share(), true};
+  detail::Replaced<bool> part_{detail::computes_part, true};
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/batch_group.hpp>
-#include <chorus/core/share_tree.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
-#include <chorus/parallel/canonical/share_turns.hpp>
-#include <chorus/parallel/canonical/side_by_side.hpp>
+#include <chorus/same_bits/share_buffers.hpp>
+#include <chorus/same_bits/share_tree.hpp>
+#include <chorus/same_bits/share_turns.hpp>
+#include <chorus/same_bits/side_by_side.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
   struct Look final : nn::detail::Walker {
@@ -107,4 +107,4 @@ void SideBySide<D>::add_up() {
     total_[n] = add_shares(std::span<const double>(numbers).subspan(n * shares_, shares_));
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

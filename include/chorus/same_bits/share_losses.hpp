@@ -2,13 +2,14 @@
 /// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
 
 #include <chorus/autograd/loss_terms.hpp>
-#include <chorus/ops/canonical_mean.hpp>
+#include <chorus/ops/mean_of_parts.hpp>
 #include <chorus/parallel/dp/device_scalars.hpp>
+#include <chorus/same_bits/batch_cut.hpp>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Whether each share's loss is a sum, or a number times one.
 inline bool are_sums(Node& losses) {
@@ -65,7 +66,7 @@ std::vector<double> mean_over_of_shares(Node& losses) {
 
 /// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
 template <Real T, Device D>
-Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const CanonicalCut& cut) {
+Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
   const auto values = losses.value().to_vector();
   const bool sums_only = are_sums(*losses.node());
   const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
@@ -74,10 +75,10 @@ Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const Ca
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
   }
-  auto whole = detail::add_shares(cut, sums, overs);
+  auto whole = cut.add_up(sums, overs);
   if (sums_only) whole.over = 1;
   return record(
-      detail::canonical_mean_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
+      detail::mean_of_parts_name, Tensor<T, 0, D>::full({}, static_cast<T>(whole.value()), losses.device()),
       [overs, all = whole.over](const auto& dy, auto dx) {
         std::vector<T> gradients;
         const auto gradient = static_cast<double>(dy.item());
@@ -87,4 +88,4 @@ Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const Ca
       losses);
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

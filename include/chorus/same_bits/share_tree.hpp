@@ -2,23 +2,15 @@
 /// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
 /// added up in one fixed binary tree. Rounding then does not depend on who computes what.
 
-#include <algorithm>
 #include <chorus/core/config.hpp>
+#include <chorus/core/shares.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
-namespace chorus {
-
-inline constexpr int most_canonical_shares = 64;
-
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
-constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
+namespace chorus::same_bits {
 
 /// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
 struct ShareRange {
@@ -105,8 +97,8 @@ class TreeSum {
 /// Numbers of all shares as one; 0 of none.
 double add_shares(std::span<const double> of_share);
 
-}  // namespace chorus
+}  // namespace chorus::same_bits
 
 #if !CHORUS_COMPILED
-#include <chorus/core/share_tree_impl.hpp>
+#include <chorus/same_bits/share_tree_impl.hpp>
 #endif

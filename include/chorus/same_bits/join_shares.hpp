@@ -1,20 +1,24 @@
 #pragma once
 /// What a model has returned for each canonical share as what it returns for one batch.
 
-#include <chorus/parallel/canonical/share_losses.hpp>
 #include <chorus/parallel/dp/gather.hpp>
+#include <chorus/same_bits/batch_cut.hpp>
+#include <chorus/same_bits/share_losses.hpp>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
 /// the same.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
-  using dp::JoinOutputs<D>::JoinOutputs;
+  JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
+      : dp::JoinOutputs<D>(how, to, on_tape), cut(batch_cut) {}
+  const BatchCut& cut;
+
   template <class X>
   static constexpr bool adds_axis = false;
 
@@ -41,8 +45,7 @@ struct JoinShares : dp::JoinOutputs<D> {
   X join_scalars(const std::vector<const X*>& outputs) const {
     if constexpr (detail::is_variable<X>) {
       const auto losses = dp::JoinOutputs<D>::operator()(outputs);
-      if (losses.node() && this->backward->canonical_cut() != nullptr)
-        return mean_of_share_losses(losses, **this->backward->canonical_cut());
+      if (losses.node()) return mean_of_share_losses(losses, cut);
     }
     check<UsageError>(outputs.size() == 1,
                       "canonical shares: the model returns a number without axes for each share, and none of them is "
@@ -51,4 +54,4 @@ struct JoinShares : dp::JoinOutputs<D> {
   }
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

@@ -2,13 +2,13 @@
 /// How numbers are added up in the order of the tree.
 
 #include <bit>
-#include <chorus/core/share_tree.hpp>
+#include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace chorus {
+namespace chorus::same_bits {
 
 CHORUS_INLINE bool ShareRange::joins(const ShareRange& next) const {
   return end == next.begin && count() == next.count() && std::has_single_bit(count()) && begin % (2 * count()) == 0;
@@ -30,4 +30,4 @@ CHORUS_INLINE double add_shares(std::span<const double> of_share) {
   return all == nullptr ? 0 : *all;
 }
 
-}  // namespace chorus
+}  // namespace chorus::same_bits

@@ -3,17 +3,17 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/core/share_tree.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
+#include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 template <Device D>
 GradientCopy<D>::GradientCopy(const nn::FlatParameters<D>& flat) {
@@ -135,4 +135,4 @@ void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
                  flat_.entries()[i].parameter().size_bytes());
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

@@ -2,11 +2,11 @@
 /// How buffers of shares are told apart, and become one.
 
 #include <chorus/nn/module.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
+#include <chorus/same_bits/share_buffers.hpp>
 #include <cstddef>
 #include <cstdint>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 template <Device D>
 void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
@@ -54,4 +54,4 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
   kept_[i].version = buffer.version();
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

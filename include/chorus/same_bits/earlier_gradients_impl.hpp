@@ -2,10 +2,10 @@
 /// How gradients of earlier passes are laid aside, and added again.
 
 #include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/canonical/earlier_gradients.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/same_bits/earlier_gradients.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 template <Device D>
 void EarlierGradients<D>::take(const nn::FlatParameters<D>& flat) {
@@ -34,4 +34,4 @@ void EarlierGradients<D>::give_back() {
   kept_.clear();
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

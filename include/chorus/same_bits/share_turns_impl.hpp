@@ -6,14 +6,14 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/threads.hpp>
-#include <chorus/parallel/canonical/share_turns.hpp>
 #include <chorus/parallel/dp/device_threads.hpp>
+#include <chorus/same_bits/share_turns.hpp>
 #include <cstddef>
 #include <exception>
 #include <mutex>
 #include <utility>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 CHORUS_INLINE void ShareTurns::run(std::size_t shares, Work work) {
   work_ = std::move(work);
@@ -65,4 +65,4 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
   change_.notify_all();
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

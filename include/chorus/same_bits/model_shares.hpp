@@ -2,14 +2,14 @@
 /// A model that computes its batch one canonical share after the other, forward and backward.
 
 #include <chorus/core/batch_group.hpp>
-#include <chorus/core/canonical_cut.hpp>
-#include <chorus/parallel/canonical/device_shares.hpp>
-#include <chorus/parallel/canonical/earlier_gradients.hpp>
-#include <chorus/parallel/canonical/join_shares.hpp>
 #include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/dp/pass.hpp>
 #include <chorus/parallel/dp/recorded.hpp>
 #include <chorus/parallel/dp/scatter.hpp>
+#include <chorus/same_bits/batch_cut.hpp>
+#include <chorus/same_bits/device_shares.hpp>
+#include <chorus/same_bits/earlier_gradients.hpp>
+#include <chorus/same_bits/join_shares.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// A policy's part for the shares of one process.
 template <class Model>
@@ -34,15 +34,16 @@ class ModelShares final : private dp::BackwardRunner {
     std::function<Index()> batch;
   };
 
-  /// `run` of the `shares` are this process's. What is passed by reference has to outlive this.
+  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
-              std::weak_ptr<void> alive, std::size_t shares, ShareRange run, Processes processes = {})
+              std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
       : model_(model),
         flat_(flat),
         alive_(std::move(alive)),
         shares_(shares),
         processes_(std::make_shared<Processes>(std::move(processes))),
-        device_(model, flat, buffers, shares, run) {}
+        device_(model, flat, buffers, shares,
+                shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))) {}
   ~ModelShares() { *processes_ = {}; }
   ModelShares(const ModelShares&) = delete;
   ModelShares& operator=(const ModelShares&) = delete;
@@ -72,16 +73,16 @@ class ModelShares final : private dp::BackwardRunner {
       outputs[i].emplace(dp::call(model_, dp::scatter(split, i, device, returns[i], inputs...)));
     });
     random.drew = random.drew || drew;
-    const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, alive_, std::move(returns), cut));
-    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape));
+    const Ref<dp::BackwardNode> on_tape(new SharesNode(*this, alive_, std::move(returns), cut));
+    return detail::map_tensors(detail::pointers_to(outputs), JoinShares<D>(split, device, on_tape, *cut));
   }
 
  private:
   /// Of one pass.
-  class Cut final : public CanonicalCut {
+  class Cut final : public BatchCut {
    public:
     Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : CanonicalCut(shares, run, samples), processes_(std::move(processes)) {}
+        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
     void sum_over_processes(std::span<double> values) const override {
       if (processes_->sum) processes_->sum(values);
     }
@@ -117,7 +118,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().wants_grad()) visit(*entry.named.handle.shared(), context);
   }
 
-  detail::CountedCanonicalPolicy counted_;
+  CutsBatches counted_;
   Model& model_;
   const nn::FlatParameters<D>& flat_;
   std::weak_ptr<void> alive_;
@@ -131,20 +132,20 @@ class ModelShares final : private dp::BackwardRunner {
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)`, in shares where there are such; where nothing is recorded, a model that returns numbers
-/// without axes computes all samples at once. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
+/// all samples at once. Throws UsageError for what can't be cut.
 template <class Model, class... Inputs>
-auto forward(ModelShares<Model>* shares, Model& model, RandomContext& random, const Inputs&... inputs) {
+auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (shares == nullptr || (detail::holds_scalars<Output> && !grad_enabled())) return model.forward(inputs...);
+  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
-  } else if constexpr (std::is_same_v<decltype(shares->forward(random, inputs...)), Output>) {
-    return shares->forward(random, inputs...);
+  } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
+    return shares.forward(random, inputs...);
   } else {
     fail<UsageError>("canonical shares: what the model returns can't be joined from shares: expected tensors or ",
                      "Variables with the samples along an axis, also within tuples, vectors, maps and structs");
   }
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

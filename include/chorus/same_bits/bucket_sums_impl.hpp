@@ -3,19 +3,19 @@
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
-#include <chorus/parallel/canonical/sums_of_ranks.hpp>
-#include <chorus/parallel/ddp/canonical_sums.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/same_bits/bucket_sums.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
+#include <chorus/same_bits/sums_of_ranks.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
 
-namespace chorus::ddp {
+namespace chorus::same_bits {
 
 template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
+void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
   if (core_.ranks.size() == 1) return;
   if (bucket.index == 0) share_out();
   if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
@@ -36,7 +36,7 @@ void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
   }
   const bool last = bucket.index + 1 == core_.buckets.all().size();
   const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
+  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
     const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
     const std::span<T> everything(to, ranks * most_ * bucket.count);
     if (std::is_same_v<D, Cpu> && last)
@@ -47,23 +47,23 @@ void CanonicalSums<D, Communicator>::start(Bucket& bucket) {
 }
 
 template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::finish(Bucket& bucket) {
+void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
   bucket.work.wait();
   if (core_.ranks.size() == 1) return;
   const std::size_t bytes = core_.bytes(bucket);
   const D device = core_.parameter(bucket.parameters.front()).where();
   auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
-  canonical::add_up(
+  add_up(
       sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
       core_.dtype(bucket), bucket.count, core_.gradients(bucket));
 }
 
 template <Device D, class Communicator>
-void CanonicalSums<D, Communicator>::share_out() {
-  sums_ = canonical::sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                                   static_cast<std::size_t>(core_.shares.batch()));
+void BucketSums<D, Communicator>::share_out() {
+  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
+                        static_cast<std::size_t>(core_.shares.batch()));
   most_ = 1;
   for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
 }
 
-}  // namespace chorus::ddp
+}  // namespace chorus::same_bits

@@ -2,12 +2,12 @@
 /// Sums of canonical shares of several ranks, added up in the order of the tree.
 
 #include <algorithm>
-#include <chorus/core/share_tree.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
+#include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
 inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
@@ -33,4 +33,4 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
     copy_bytes(device, total, device, *all, count * size_of(dtype));
 }
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

@@ -1,42 +1,39 @@
 #pragma once
-/// An extension for canonical shares: which device has which, and step 5, reduce, in the order of the tree.
+/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
 
 #include <algorithm>
 #include <chorus/core/batch_group.hpp>
-#include <chorus/core/canonical_cut.hpp>
-#include <chorus/parallel/canonical/device_shares.hpp>
-#include <chorus/parallel/canonical/earlier_gradients.hpp>
 #include <chorus/parallel/dp/backward.hpp>
 #include <chorus/parallel/dp/reduce.hpp>
 #include <chorus/parallel/dp/replica.hpp>
 #include <chorus/parallel/dp/replicate.hpp>
+#include <chorus/same_bits/batch_cut.hpp>
+#include <chorus/same_bits/device_shares.hpp>
+#include <chorus/same_bits/earlier_gradients.hpp>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
-namespace chorus::dp {
+namespace chorus::same_bits {
 
+/// Of DataParallel's devices.
 template <class Model>
-class CanonicalReduce {
+class DeviceSums {
  public:
-  using D = typename Replicas<Model>::D;
+  using D = typename dp::Replicas<Model>::D;
 
-  /// `shares`: 0 for none.
-  CanonicalReduce(Model& model, const Replicas<Model>& replicas, std::size_t shares)
+  DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
       : replicas_(replicas), shares_(shares) {
-    if (shares_ == 0) return;
     for (std::size_t i = 0; i < replicas.size(); ++i)
-      devices_.push_back(std::make_shared<canonical::DeviceShares<D>>(
-          i == 0 ? model : replicas[i].model(), replicas.parameters(i), replicas.buffers(i), shares,
-          shares_of_device(shares, replicas.size(), i)));
-    counted_.emplace();
+      devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
+                                                           replicas.buffers(i), shares,
+                                                           shares_of_device(shares, replicas.size(), i)));
   }
 
   std::size_t shares() const { return shares_; }
-  /// By device; empty without shares.
-  const std::vector<std::shared_ptr<canonical::DeviceShares<D>>>& devices() const { return devices_; }
+  /// By device.
+  const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
   /// The shares that each device has of so many, of those devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
@@ -45,15 +42,14 @@ class CanonicalReduce {
     return runs;
   }
 
-  /// For the outputs of such a pass; null without shares.
-  std::shared_ptr<const CanonicalCut> cut(const Split& split) const {
-    if (shares_ == 0) return nullptr;
-    return std::make_shared<const CanonicalCut>(shares_, ShareRange{0, shares_}, split.batch);
+  /// For the outputs of such a pass.
+  std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
+    return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
   }
 
   /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
-  void backward(const Roots& roots, bool keep, const Apply& apply) {
+  void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
     earlier_.take(replicas_.parameters(0));
     const auto used = runs(roots.size());
     // The task owns what it works with, for a device may come back late.
@@ -76,7 +72,7 @@ class CanonicalReduce {
       return replicas_.parameters(i).entries()[p].parameter();
     };
     const auto& entries = replicas_.parameters(0).entries();
-    for_each_run(
+    dp::for_each_run(
         entries,
         [&](std::size_t p) {
           bool any = false;
@@ -96,7 +92,7 @@ class CanonicalReduce {
     const auto at = [&](const Sum& sum) { return devices_[sum.device]->tree().sum(sum.number, group, begin); };
     const auto add = [&](const Sum& left, const Sum& right) {
       const D to = replicas_.device(left.device), from = replicas_.device(right.device);
-      add_gradients(dtype, count, from, at(right), to, at(left), true);
+      dp::add_gradients(dtype, count, from, at(right), to, at(left), true);
       if (left.device != right.device)
         trace::sent(from.index, to.index, trace::Traffic::gradients, count * size_of(dtype));
     };
@@ -110,11 +106,11 @@ class CanonicalReduce {
     if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
-  const Replicas<Model>& replicas_;
+  const dp::Replicas<Model>& replicas_;
   std::size_t shares_;
-  std::vector<std::shared_ptr<canonical::DeviceShares<D>>> devices_;
-  canonical::EarlierGradients<D> earlier_;
-  std::optional<detail::CountedCanonicalPolicy> counted_;  // where there are shares
+  std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
+  EarlierGradients<D> earlier_;
+  CutsBatches counted_;
 };
 
-}  // namespace chorus::dp
+}  // namespace chorus::same_bits

@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
 /// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
@@ -68,8 +68,8 @@ class ShareTurns {
   std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits
 
 #if !CHORUS_COMPILED
-#include <chorus/parallel/canonical/share_turns_impl.hpp>
+#include <chorus/same_bits/share_turns_impl.hpp>
 #endif

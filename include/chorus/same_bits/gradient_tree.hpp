@@ -4,16 +4,16 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/share_tree.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
+#include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// `to` grows by `from`, both on one device.
 template <Device D>
@@ -95,8 +95,8 @@ class GradientTree {
   std::vector<std::size_t> taken_;  // by entry: of how many shares
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
-#include <chorus/parallel/canonical/gradient_tree_impl.hpp>
+#include <chorus/same_bits/gradient_tree_impl.hpp>
 #endif

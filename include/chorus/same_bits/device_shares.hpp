@@ -7,11 +7,11 @@
 #include <chorus/core/random.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
-#include <chorus/parallel/canonical/share_scope.hpp>
-#include <chorus/parallel/canonical/side_by_side.hpp>
 #include <chorus/parallel/dp/samples.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
+#include <chorus/same_bits/share_buffers.hpp>
+#include <chorus/same_bits/share_scope.hpp>
+#include <chorus/same_bits/side_by_side.hpp>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 template <Device D>
 class DeviceShares {
@@ -82,8 +82,7 @@ class DeviceShares {
     // The gradient of the parameter whose leaf that is.
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
-      if (counts && gradient != nullptr)
-        shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
+      if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
       if (!counts || shares.tree_.is_last(i)) complete(leaf);
     }
     DeviceShares& shares;
@@ -112,4 +111,4 @@ class DeviceShares {
   std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits

@@ -1,30 +1,30 @@
 #pragma once
-/// Option `canonical_shares`: what ranks have of a bucket, sums of their shares, is added up in the order of the tree.
+/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/config.hpp>
-#include <chorus/parallel/canonical/gradient_tree.hpp>
-#include <chorus/parallel/canonical/sums_of_ranks.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
+#include <chorus/same_bits/gradient_tree.hpp>
+#include <chorus/same_bits/sums_of_ranks.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace chorus::ddp {
+namespace chorus::same_bits {
 
 /// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
 /// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
 /// of the tree, as 4 of 8 are.
 template <Device D, class Communicator>
-class CanonicalSums final : public BucketSums {
+class BucketSums final : public ddp::BucketSums {
  public:
   /// `shares` in all; `tree` of this rank's run.
-  CanonicalSums(Core<D, Communicator>& core, std::size_t shares, const canonical::GradientTree<D>& tree)
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
-  void start(Bucket& bucket) override;
+  void start(ddp::Bucket& bucket) override;
 
-  void finish(Bucket& bucket) override;
+  void finish(ddp::Bucket& bucket) override;
 
  private:
   // Which sums each rank has of this batch.
@@ -33,16 +33,16 @@ class CanonicalSums final : public BucketSums {
   struct Gathered {
     Storage<D> own, all;
   };
-  Core<D, Communicator>& core_;
+  ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
-  const canonical::GradientTree<D>& tree_;
+  const GradientTree<D>& tree_;
   std::vector<std::vector<ShareRange>> sums_;  // of each rank
   std::size_t most_ = 1;                       // of them a rank has
   std::vector<Gathered> gathered_;             // by bucket
 };
 
-}  // namespace chorus::ddp
+}  // namespace chorus::same_bits
 
 #if CHORUS_DEFINES_COMMUNICATOR_TEMPLATES
-#include <chorus/parallel/ddp/canonical_sums_impl.hpp>
+#include <chorus/same_bits/bucket_sums_impl.hpp>
 #endif

@@ -4,11 +4,11 @@
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/config.hpp>
-#include <chorus/core/share_tree.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/flat_parameters.hpp>
-#include <chorus/parallel/canonical/share_buffers.hpp>
-#include <chorus/parallel/canonical/share_turns.hpp>
+#include <chorus/same_bits/share_buffers.hpp>
+#include <chorus/same_bits/share_tree.hpp>
+#include <chorus/same_bits/share_turns.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace chorus::canonical {
+namespace chorus::same_bits {
 
 /// Whether a layer of the model looks at the whole batch.
 [[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
@@ -79,8 +79,8 @@ class SideBySide {
   std::vector<std::shared_ptr<Group>> groups_;
 };
 
-}  // namespace chorus::canonical
+}  // namespace chorus::same_bits
 
 #if CHORUS_DEFINES_DEVICE_TEMPLATES
-#include <chorus/parallel/canonical/side_by_side_impl.hpp>
+#include <chorus/same_bits/side_by_side_impl.hpp>
 #endif

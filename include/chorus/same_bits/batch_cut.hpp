@@ -1,0 +1,79 @@
+#pragma once
+/// How one forward pass's batch is cut into canonical shares, and which of them this process has.
+
+#include <atomic>
+#include <chorus/autograd/node.hpp>
+#include <chorus/core/config.hpp>
+#include <chorus/ops/mean_of_parts.hpp>
+#include <chorus/parallel/dp/backward.hpp>
+#include <chorus/same_bits/share_tree.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace chorus::same_bits {
+
+/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+class BatchCut : public BatchParts {
+ public:
+  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
+
+  std::size_t shares() const { return shares_; }
+  const ShareRange& run() const { return run_; }
+  std::size_t parts() const override { return run_.count(); }
+  std::int64_t samples() const override { return samples_; }
+  std::int64_t begin(std::size_t i) const override { return share_begin(samples_, run_.count(), i); }
+  std::int64_t size(std::size_t i) const { return begin(i + 1) - begin(i); }
+  [[gnu::cold]] Mean add_up(std::span<const double> sums, std::span<const double> overs) const override;
+
+ protected:
+  /// Sums over all processes that share the batch, in place; all of them call it.
+  virtual void sum_over_processes(std::span<double>) const {}
+
+ private:
+  std::size_t shares_;
+  ShareRange run_;
+  std::int64_t samples_;
+};
+
+/// Where backward passes through such a policy.
+class SharesNode final : public dp::BackwardNode {
+ public:
+  SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
+             std::shared_ptr<const BatchCut> batch_cut)
+      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+};
+
+/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
+/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+[[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
+
+/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
+/// from anything but means over the whole batch: it would be this process's alone.
+[[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
+
+/// While one lives, losses look for cuts.
+class CutsBatches {
+ public:
+  CutsBatches() {
+    ++policies;
+    detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+  }
+  ~CutsBatches() { --policies; }
+  CutsBatches(const CutsBatches&) = delete;
+  CutsBatches& operator=(const CutsBatches&) = delete;
+
+  static inline std::atomic<int> policies{0};
+};
+
+}  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+#include <chorus/same_bits/batch_cut_impl.hpp>
+#endif

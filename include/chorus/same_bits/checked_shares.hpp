@@ -1,0 +1,22 @@
+#pragma once
+/// How many canonical shares a policy may have.
+
+#include <chorus/core/error.hpp>
+#include <chorus/same_bits/share_tree.hpp>
+#include <cstddef>
+
+namespace chorus::same_bits {
+
+/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
+/// don't lie along the first axis.
+[[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
+  check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
+                    shares);
+  check<UsageError>(devices <= shares, "SameBits: each of ", devices,
+                    " devices takes whole shares: expected at least as many, got ", shares);
+  check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
+                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+  return static_cast<std::size_t>(shares);
+}
+
+}  // namespace chorus::same_bits

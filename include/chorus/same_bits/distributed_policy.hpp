@@ -1,0 +1,142 @@
+#pragma once
+/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
+/// the sums of all runs are added up in the order of the tree.
+
+#include <chorus/parallel/ddp/all_reduce.hpp>
+#include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/same_bits/bucket_sums.hpp>
+#include <chorus/same_bits/checked_shares.hpp>
+#include <chorus/same_bits/model.hpp>
+#include <chorus/same_bits/model_shares.hpp>
+#include <chorus/same_bits/sums_of_ranks.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace chorus {
+
+template <class Model, int Shares, class Communicator>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using typename Base::D;
+  static constexpr bool adds_up_in_pass = true;
+
+  int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
+  /// Of whole shares.
+  template <class Dataset>
+  data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
+    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
+    choices.padding = options.padding;
+    choices.shares = canonical_shares();
+    return data::Sampler(dataset.size(), choices);
+  }
+
+ protected:
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : Base(title, std::move(model.model()), communicator, dim, seed),
+        canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
+                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
+                   communicator.size(),
+                   {.sum = [this](std::span<double> values) { this->sum(values); },
+                    .batch =
+                        [this] {
+                          this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          return this->shares_.batch();
+                        }}) {
+    this->shares_.add_as_they_are();
+  }
+
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
+  template <class Counts>
+  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
+    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
+  }
+
+  // The parameters' own hooks come later, with the gradient of the whole batch.
+  template <class F>
+  void on_gradients(const F& f) {
+    std::unordered_map<const Node*, std::size_t> numbers;
+    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+  }
+  template <class F>
+  void when_backward_ends(const F& f) {
+    canonical_.when_backward_ends(f);
+  }
+  /// Every pass is the whole batch's: there is nothing to put off.
+  NoSync scope_without(bool&) const { return {}; }
+
+  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  template <class Hook, class Core>
+  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
+    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
+                      "AllReduce");
+    const auto refuse = [](bool chosen, const char* option) {
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+    };
+    refuse(core.options.static_graph, "static_graph");
+    refuse(core.options.non_finite != NonFinite::propagate,
+           "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
+    refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+  }
+  /// A worker sends its sums to the server, which adds up all ranks'.
+  void push_sums(int server) {
+    const auto& tree = canonical_.tree();
+    const D device = this->model_device();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    const MemoryScope scope(trace::Memory::buckets);
+    const auto of_ranks =
+        same_bits::sums_of_ranks(canonical_.shares(), this->ranks(), static_cast<std::size_t>(this->shares_.batch()));
+    for (std::size_t g = 0; g < this->flat_.groups().size(); ++g) {
+      const auto& group = this->flat_.groups()[g];
+      const auto with_numbers = [&](std::byte* place, const auto& f) {
+        ddp::with_type(group.dtype, place, [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
+      };
+      if (this->communicator_.rank() != server) {
+        for (std::size_t k = 0; k < tree.sums().size(); ++k)
+          with_numbers(tree.sum(k, g, 0), [&](auto numbers) { this->communicator_.send(numbers, server, options); });
+        continue;
+      }
+      std::vector<Storage<D>> theirs;
+      const auto numbers_of = [&](std::size_t rank, std::size_t k) {
+        if (static_cast<int>(rank) == server) return tree.sum(k, g, 0);
+        theirs.emplace_back(device, group.count * size_of(group.dtype));
+        auto* const sum = static_cast<std::byte*>(theirs.back().data());
+        with_numbers(sum, [&](auto numbers) { this->communicator_.recv(numbers, static_cast<int>(rank), options); });
+        return sum;
+      };
+      same_bits::add_up(of_ranks, numbers_of, device, group.dtype, group.count, group.grad(0));
+    }
+  }
+
+  void begin_join(const detail::JoinFacts& facts) override {
+    check<UsageError>(this->communicator_.size() == 1, this->title_,
+                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+    Base::begin_join(facts);
+  }
+  void check_weighed() {}
+  bool weighed() const { return true; }
+  void weigh_losses(std::span<const Ref<Node>> nodes) override {
+    if (this->communicator_.size() > 1) same_bits::check_means(nodes);
+    this->weigh_run(/*refused=*/false);
+  }
+
+  same_bits::ModelShares<Model> canonical_;
+};
+
+}  // namespace chorus

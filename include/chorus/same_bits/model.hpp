@@ -1,0 +1,56 @@
+#pragma once
+/// SameBits: a model type that asks its policy for the same bits on any number of devices.
+
+#include <chorus/core/shares.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/parallel/elsewhere.hpp>
+#include <string>
+#include <utility>
+
+namespace chorus {
+
+/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
+/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
+/// takes this type, on any number of devices up to that of the shares:
+///
+///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
+///
+/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+template <class Model, int Shares>
+class SameBits : public nn::Module {
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+
+ public:
+  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+
+  /// A model becomes one of so many shares by itself.
+  SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
+  /// The policy throws UsageError for a number that it can't have.
+  SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
+
+  /// The model inside.
+  Model& model() { return model_; }
+  int shares() const { return shares_; }
+
+  template <class... Inputs>
+  void forward(const Inputs&...) const {
+    static_assert(sizeof...(Inputs) != sizeof...(Inputs),
+                  "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
+                  "DistributedDataParallel or ParameterServer");
+  }
+  void visit(nn::Visitor& visitor) override {
+    visitor.inner(model_);
+    model_.visit(visitor);
+  }
+  std::string describe() const override { return cat("SameBits(", model_.describe(), ", ", shares_, ")"); }
+
+ private:
+  Model model_;
+  int shares_;
+};
+
+template <class Model>
+SameBits(Model, int) -> SameBits<Model, 0>;
+
+}  // namespace chorus
