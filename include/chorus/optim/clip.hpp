@@ -44,7 +44,7 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// The first parameter whose gradient is not finite; null if there is none.
+/// The first parameter whose gradient is not finite; null where there is none.
 template <Device D>
 [[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters) {
@@ -63,7 +63,7 @@ template <Device D>
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
                        "; the first one that is not finite is that of ", first);
 }
-/// Throws NonFiniteError with the norm and the parameter if the norm is not finite.
+/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
 void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
                   const char* none = "several together") {
@@ -84,7 +84,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The ranks that share these parameters, in the order of the parameters; none if this process has all of them.
+/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -93,7 +93,7 @@ std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedPar
       all.push_back(ranks);
   return all;
 }
-/// The norm if ranks share the parameters: each number counts once, and all ranks get the same bits.
+/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
 template <Device D>
 [[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
                                   const std::shared_ptr<ModelRanks>& ranks) {
@@ -113,8 +113,8 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
-/// Multiplies gradients, if necessary, so that a common norm of `norm` becomes at most `max_norm`. If the norm is NaN,
-/// all gradients become NaN.
+/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
+/// number makes all gradients so.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
@@ -130,19 +130,20 @@ inline void check_max_norm(double max_norm) {
 
 /// Options of clip_grad_norm.
 struct ClipGradNormOptions {
-  /// Throw NonFiniteError, before any gradient is changed, if the norm is infinite or NaN.
+  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
   bool error_if_nonfinite = false;
 };
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`. Returns the norm before.
-/// Squares are summed in double, so that squares of floats don't overflow. Under DistributedDataParallel call it after
-/// backward, when all ranks hold the same gradients. If each rank has a part of the parameters, the norm is still one
-/// device's, and all ranks call it with the same of `net.parameters()`. In a step that Graphed captures it returns NaN,
-/// since only the device knows the norm.
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
+/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
+/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
+/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
+/// returns NaN, since there the device alone knows the norm.
 ///
-/// As in PyTorch, an infinite norm makes finite gradients 0 and the others NaN, and a norm of NaN makes all gradients
-/// NaN. So a fault shows in all weights, and clipping does not hide it. With `{.error_if_nonfinite = true}` it is a
-/// NonFiniteError instead, with the norm and the name of the first such parameter; in a captured step a UsageError.
+/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
+/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
+/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
+/// name; UsageError in a step that is captured.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
@@ -167,8 +168,8 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 }
 
-/// Limits every number of all gradients to [-limit, limit]. NaN stays NaN, as in PyTorch. Throws UsageError unless the
-/// limit is positive.
+/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
+/// UsageError unless the limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
