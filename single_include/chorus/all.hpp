@@ -855,12 +855,12 @@ inline double take_number(std::string_view& text) {
 // <chorus/comm/algorithms/barrier.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has come.
+/// Barriers: calls that return when every rank has called them.
 
 // <chorus/comm/algorithms/collective.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
 
 // <chorus/comm/algorithms/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
@@ -880,16 +880,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
-/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
-/// negative, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -900,8 +900,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
-/// back (-0 - -0 = 0). Where both are the same, it is 0.
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -914,7 +914,7 @@ struct Max {
   }
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
 template <class Function>
 void for_each_index(std::size_t count, Function f) {
   constexpr std::size_t block = 64;
@@ -941,7 +941,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -1001,17 +1001,17 @@ Reduction reduction(ReduceOp op, double scale) {
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -1021,16 +1021,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -1040,8 +1040,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -1075,17 +1075,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -1095,7 +1095,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -1112,9 +1112,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -1131,13 +1131,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -1146,52 +1146,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -1206,17 +1207,17 @@ class Transport {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
   std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;                         ///< how many bytes they are
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
   int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
@@ -1230,15 +1231,15 @@ struct Collective {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank hands to another one.
+  /// Counts bytes that this rank sends to another one.
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so no rank waits for room in a circle.
+  /// the one before, so there is no circle of ranks that wait for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
-  /// that is worth a hand-over.
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -1249,15 +1250,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -1266,15 +1267,15 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
-/// among which this rank now has, or has sent, `value`.
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
   const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
@@ -1299,8 +1300,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
-/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -1342,7 +1343,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -1350,8 +1351,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
-/// others wait for its second answer as long anew: it may have come late itself.
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -1387,7 +1388,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+/// The algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -1401,19 +1402,19 @@ inline void monitored_barrier(const Collective& c) {
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
 
 namespace chorus::comm {
 
-/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
 struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// chunks: this rank's first; then all.
+/// chunks: first only this rank's; then all.
 inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
   const auto chunk = count * c.reduction.element;
@@ -1423,7 +1424,7 @@ inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t c
     relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
     relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `chunks` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from its place
 }
 
 }  // namespace detail
@@ -1440,8 +1441,8 @@ inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::by
                        chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
-/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
@@ -1468,15 +1469,15 @@ inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t c
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
 
 namespace chorus::comm {
 
-/// The pieces that a queue has to hold.
+/// The number of pieces that a queue has to hold.
 inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
@@ -1526,11 +1527,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // As the others have done with theirs: the sum is the same, whoever owns it.
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -1593,8 +1594,8 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
-  // has not read yet. With room for them nobody waits in a circle.
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -1612,11 +1613,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
-/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
-/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
+/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
+/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
+/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
+/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -1630,9 +1631,9 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
-/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
-/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
 ///
 /// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
 
@@ -1640,7 +1641,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
 /// place.
 struct RingSteps {
   const Collective& c;
@@ -1674,7 +1675,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   const detail::RingSteps ring{c};
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank that stands `steps` further on.
+    // The chunk of the rank `steps` further on.
     const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
     const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
     const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
@@ -1682,7 +1683,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -1766,7 +1767,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  // The chains below use other links than other collectives: neighbours in the ring first name their call.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -1792,30 +1793,31 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 // <chorus/comm/algorithms/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
-/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank tells the others first.
+/// A rank's first message to the others.
 struct Offer {
   Window window = {};
   double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
-  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
-  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
-/// both compute, the one that came first.
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -1828,7 +1830,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -1863,21 +1865,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call goes on here. All ranks come to the same answer.
+  /// Whether the call continues here. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
-  /// each owns as much as the others, as they send what they own to several.
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
-  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -1924,9 +1926,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
-/// else.
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -1962,7 +1963,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -1981,11 +1982,11 @@ class WorkInPlace {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
-/// then nothing has changed.
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -1997,7 +1998,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has brought its own chunk.
+/// all: size * count numbers, of which each rank has its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -2032,8 +2033,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
-/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -2041,7 +2042,7 @@ struct Row {
   bool (*run)(const Collective&, Data...);
 };
 
-/// What always can.
+/// The algorithm that always works.
 template <auto algorithm>
 inline constexpr auto always = [](const Collective& c, auto... data) {
   algorithm(c, data...);
@@ -2051,28 +2052,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
 inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that its way counts more than one message more.
+/// Long enough that the algorithm matters more than one more message.
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
-/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// Where the ring has N - 1 rounds; three ranks have two in both.
+/// The ring has N - 1 rounds here; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// A call is served by the first row that gains from it.
+// The first row that gains serves a call.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -2091,7 +2092,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// What one can ask for, and where that can be.
+/// The algorithms that a user can request, and where each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -2114,8 +2115,8 @@ inline constexpr Choice all_reduce_choices[] = {
 
 }  // namespace detail
 
-/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
-/// of them do so.
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
 [[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
   std::string possible, lacking;
   for (const auto& choice : detail::all_reduce_choices) {
@@ -2128,9 +2129,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
-/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
-/// is told which one begins.
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -2155,7 +2156,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -2170,7 +2171,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -2185,7 +2186,7 @@ inline const char* env(const char* name) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -2193,8 +2194,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -2208,25 +2209,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -2262,10 +2263,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -2302,22 +2303,22 @@ class FlightRecorder {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
 
 namespace chorus::comm {
 
-/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
-/// after it are dropped, and their Works throw it too.
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
 class InOrder final : public Progress {
  public:
   explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
-  /// it runs, too: it is for `run` to let it fail.
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -2329,8 +2330,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
-  /// there can be none.
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -2353,7 +2354,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -2361,7 +2362,7 @@ class InOrder final : public Progress {
     return ask();
   }
 
-  /// Finishes what was given and ends the thread.
+  /// Finishes all calls and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -2372,7 +2373,7 @@ class InOrder final : public Progress {
   }
 
  private:
-  /// Does what was given, or waits while another thread does.
+  /// Runs the calls, or waits while another thread does.
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
@@ -2382,7 +2383,7 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// What a caller leaves is the background thread's.
+  /// The background thread runs the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
@@ -2440,7 +2441,7 @@ class InOrder final : public Progress {
 // <chorus/comm/engine/traced_call.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
 
 namespace chorus::comm {
 
@@ -2474,7 +2475,7 @@ struct TracedCall {
 
 namespace chorus::comm {
 
-/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
 class QueuedEngine : public Engine {
  public:
   void now(const Call& call) final {
@@ -2499,23 +2500,23 @@ class QueuedEngine : public Engine {
   QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
       : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
-  /// Carries out one call, or throws why not. By one thread at a time.
+  /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
-  /// After a call that has failed, in its thread.
+  /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
   }
 
   InOrder& calls() const { return *calls_; }
-  /// Which algorithm serves the call that runs.
+  /// The algorithm of the running call.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
@@ -2525,7 +2526,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  /// Returns its failure. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -2550,7 +2551,7 @@ class QueuedEngine : public Engine {
     return failure;
   }
 
-  /// Numbers a call and writes it down.
+  /// Numbers and records a call.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
@@ -2576,8 +2577,8 @@ class QueuedEngine : public Engine {
     listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
-  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why.
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
   [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
@@ -2615,8 +2616,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
-/// in the job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -2654,7 +2655,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
   }
 }
 
-/// Runs each call with the algorithm of this folder that serves it.
+/// Runs each call with the chosen algorithm of this folder.
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
@@ -2699,8 +2700,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
-  /// an all-reduce that can't be done there.
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -4017,16 +4018,17 @@ class RankLines {
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
+/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
+/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
+/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
+/// `connect`, or to a communicator's constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
+/// place to meet.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -4035,19 +4037,19 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and where these meet.
+/// How ranks find those of their color, and the meeting place of a group.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank says of itself.
+/// A rank's announcement of itself.
 struct SplitEntry {
   std::int64_t color, key;
   std::uint64_t machine;
 };
 
-/// Where the first rank of a group listens, or why it doesn't.
+/// The place where the first rank of a group listens, or the reason why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -4121,59 +4123,58 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+/// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
-/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
-/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
-/// CommError for a server that has gone, or that has had no room in time.
+/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
+/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
+/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
+/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
+/// gone, or that had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
   Store();
-  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
-  /// where something else answers there or the token is another one.
+  /// The store of the server at this address. Waits for it to start, at most `timeout`. Throws TimeoutError, and
+  /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-  /// rank 0 cannot listen there.
+  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
+  /// 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
-  /// That of a server in this process.
+  /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
-  /// it holds then; `expected` where there still is no such key.
+  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
+  /// value after that; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it was there.
+  /// Whether it existed.
   bool delete_key(std::string_view key);
-  /// Whether all are there now.
+  /// Whether all exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Until all are there.
+  /// Waits for all.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Keys in the whole store, those of other prefixes among them.
+  /// The number of keys in the whole store, also of other prefixes.
   std::int64_t num_keys();
-  /// Puts it after what the key holds, nothing where there is none.
+  /// Appends it to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and takes them at one moment.
+  /// Waits for all, and reads them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   /// Sets them at one moment.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// How long a call waits: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. Of this copy alone.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
-  /// meet.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore), so that independent users don't collide.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};
@@ -4203,16 +4204,16 @@ class Store {
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
-/// `StoreTable`: what a store holds, and what each request does to it.
+/// `StoreTable`: the content of a store, and the effect of each request.
 
 // <chorus/comm/store/store_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
-/// What a store and those who use it say to each other.
+/// The messages between a store and its users.
 ///
-/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
-/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+/// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
+/// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
+/// and after it each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -4220,7 +4221,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -4271,8 +4272,8 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong; of keys that are missing, their number and the first few.
+/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -4294,7 +4295,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first. What is large is not copied.
+/// False if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -4318,7 +4319,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing where it is garbled.
+/// The texts in a message's body; nothing if it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -4336,15 +4337,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+/// The memory of a message on its way in: its bytes, and the texts that are made of them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And that it takes then.
+/// And its memory then.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
-/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
+/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -4371,13 +4372,13 @@ inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadli
 
 namespace chorus::comm::detail {
 
-/// Keys and values; any thread may ask.
+/// Keys and values, for any thread.
 class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
-  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
+  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -4385,15 +4386,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
-    /// who asks is `gone`.
+    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
+    /// user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Gives back what is more than that.
+    /// Returns the room beyond that.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -4416,9 +4417,9 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
-  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
+  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
@@ -4465,9 +4466,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // than what is expected
+        const auto other = [&]() -> const std::string* {  // other than expected
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -4523,7 +4524,7 @@ class StoreTable {
     return reply;
   }
 
-  /// Waits until `ready`, which is so at `close`, too.
+  /// Waits until `ready`, which also holds at `close`.
   template <class Ready>
   void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
     while (!ready() && Clock::now() < deadline && !gone())
@@ -4577,7 +4578,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and after each its value: all of them or, with an error, none.
+  /// Keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
@@ -4624,14 +4625,14 @@ class StoreTable {
 
 namespace chorus::comm {
 
-/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
-/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+/// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
+/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
 class StoreServer {
  public:
   /// For users in this process alone: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
-  /// and where there is none though `listener` is not on loopback.
+  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and if there is none although `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -4639,7 +4640,7 @@ class StoreServer {
   }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  /// Ends all connections: those who wait get an error.
+  /// Ends all connections: waiting users get an error.
   ~StoreServer() {
     ending_.store(true);
     if (acceptor_.joinable()) acceptor_.join();
@@ -4657,7 +4658,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -4699,8 +4700,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
-  /// there can be no thread for it.
+  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
+  /// can be no thread for it.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -4735,9 +4736,9 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for what this user asks: it loses its connection, nobody else does.
+      // There is no memory for this user's request: it loses its connection, nobody else does.
     }
-    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
   }
 
@@ -4762,7 +4763,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has one for itself while it lasts.
+/// Connections to one server: each call has its own while it lasts.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -4792,7 +4793,8 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
   auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
@@ -4855,7 +4857,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   Socket first;
   std::string why = "no answer";
   while (
-      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
   }
@@ -4866,8 +4868,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
-/// again.
+/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -4887,7 +4888,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server says itself when a wait is over; it may be a little late.
+  // The server itself reports the end of a wait; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -4967,7 +4968,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // the others shall not wait for it
+    } catch (const Error& error) {  // so that the others do not wait for it
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -4996,16 +4997,16 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -5792,18 +5793,18 @@ class WeightedRandomSampler : public Sampler {
 // <chorus/io/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
-/// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
+/// Checkpoints: a model's file with everything that an undisturbed continuation of training needs.
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -5813,7 +5814,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -5853,7 +5854,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -5883,8 +5884,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -5905,7 +5906,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -5916,7 +5917,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -5944,13 +5945,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -5973,11 +5974,11 @@ void check_data_hash(const Reader& file) {
 // <chorus/io/converted_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
-/// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
+/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
 
 namespace chorus::io::detail {
 
-/// The tensors' type of that name, if they have it.
+/// The tensor type of that name, if there is one.
 constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
   for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i)
     if (file_dtype(static_cast<DType>(i)) == type) return static_cast<DType>(i);
@@ -5986,14 +5987,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point ones from floating-point ones, integers
-/// and bools from integers and bools.
+/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
+/// integers and bools from integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with that of the types T that has the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -6010,8 +6011,8 @@ void with_integer(DType type, const Visit& visit) {
 }
 
 /// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both are convertible. Throws FileError, whose message begins with `who`, where a number is beyond what `to`
-/// holds.
+/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
+/// range of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -6040,7 +6041,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so beyond all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });
@@ -6062,46 +6063,46 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
 // <chorus/io/file_names.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
-/// What the tensors of a file are called in a model, and which of them fill which of the model's.
+/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
 
 // <chorus/io/load_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
-/// What `load` may be told, and what it answers.
+/// The options of `load`, and its report.
 
 namespace chorus::io {
 
-/// Turns a name in the file into the model's; an empty answer leaves the tensor out.
+/// Turns a name in the file into the model's; an empty result skips the tensor.
 using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have all of the model's tensors, of the same shapes, and no others. Without, `load` fills
-  /// what fits, leaves the rest of the model as it is, and says in its report what didn't fit.
+  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
-  /// Is asked for each tensor of the file, before names of PyTorch's wrappers are looked for. See without_prefix,
+  /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
   /// with_prefix and only_prefix.
   Rename rename = {};
 };
 
-/// How the file and the model differed. In a text: `cat(report)`.
+/// The differences of file and model. As text: `cat(report)`.
 struct LoadReport {
   struct Mismatch {
-    std::string name;  ///< the model's
+    std::string name;  ///< the model's name
     DType expected{};
     std::vector<Index> expected_shape;
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that the file has not: they stay as they are
-  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that the model has not
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
   std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
-/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])", of what there is.
+/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])"; only the parts that exist.
 inline void append(std::string& out, const LoadReport& report) {
   std::string_view before_list;
   const auto list = [&](std::string_view what, const auto& items, const auto& text_of) {
@@ -6119,23 +6120,23 @@ inline void append(std::string& out, const LoadReport& report) {
   });
 }
 
-/// For LoadOptions: takes `prefix` from the names that begin with it. `without_prefix("model.")` makes `fc1.weight` of
-/// `model.fc1.weight`.
+/// For LoadOptions: removes `prefix` from the names that begin with it. `without_prefix("model.")` turns
+/// `model.fc1.weight` into `fc1.weight`.
 inline Rename without_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
   };
 }
 
-/// For LoadOptions: the same, and leaves out all tensors whose names don't begin so: to fill a part of a model from a
-/// file of the whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
+/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names: a file of a part fills the part of a whole.
+/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
@@ -6146,40 +6147,40 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -6199,14 +6200,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -6216,7 +6217,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -6239,8 +6240,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -6251,7 +6252,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -6282,14 +6283,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -6302,9 +6303,9 @@ void say_changed(nn::Module& model) {
 // <chorus/io/safetensors_reader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
-/// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
-/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
-/// as they are.
+/// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
+/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
+/// are kept.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -6315,7 +6316,7 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -6331,7 +6332,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -6340,7 +6341,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -6377,15 +6378,15 @@ class RegularFile {
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
-/// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
-/// byte of such a file is interpreted beyond that: a pickle could make a program run code.
+/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
+/// of such a file is interpreted: a pickle could make a program run code.
 
 namespace chorus::io::detail {
 
-/// So many first bytes are enough.
+/// This number of first bytes is enough.
 inline constexpr std::size_t foreign_bytes = 4096;
 
-/// "it is ...: ...", or "" where nothing is known of such a file. `begin`: its first bytes, up to `foreign_bytes`.
+/// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
 [[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
@@ -6475,7 +6476,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message of a reader of NumPy's files about one that it refuses.
+/// The end of a message about a refused file, for readers of NumPy's files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
   // The size of the header in 8 bytes, few of them used, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
@@ -6490,8 +6491,8 @@ inline constexpr std::size_t foreign_bytes = 4096;
 // <chorus/io/safetensors_header.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
-/// Parses the JSON header of a safetensors file. Stricter than the reference reader: no name, metadata key or field
-/// twice, no unknown fields, no control characters in names. The format:
+/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated name, metadata
+/// key or field, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
 #include <nlohmann/json.hpp>
@@ -6505,8 +6506,8 @@ struct SafetensorsHeader {
 
 namespace detail {
 
-/// Takes the events of nlohmann's parser: unlike a parsed document, they show duplicates, and nothing deeper than the
-/// format allows is ever stored. Every event that doesn't fit throws FileError.
+/// Takes the events of nlohmann's parser. Unlike a parsed document they show duplicates, and nothing is stored that is
+/// deeper than the format allows. Every event that doesn't fit throws FileError.
 class SafetensorsHeaderEvents {
  public:
   using json = nlohmann::json;
@@ -6673,8 +6674,7 @@ class SafetensorsHeaderEvents {
   bool has_metadata_ = false;
 };
 
-/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name comes
-/// twice.
+/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name repeats.
 inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
@@ -6696,8 +6696,8 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
 }  // namespace detail
 
-/// Parses and checks a header. `data_bytes`: what the file holds after it. `path`: how messages begin.
-/// Throws FileError.
+/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: how messages begin. Throws
+/// FileError.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view path, const ReaderLimits& limits) {
   // The parser would skip a byte order mark, and take a zero byte for the end of its input.
@@ -6718,18 +6718,18 @@ namespace chorus::io {
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
 
-/// An open safetensors file: the list of its tensors, and their bytes on demand. It may be read from several threads. A
-/// file that is replaced by `write_safetensors` while it is open stays readable as it was.
+/// An open safetensors file: the list of its tensors, and their bytes on demand. Several threads may read it. If
+/// `write_safetensors` replaces an open file, the old content stays readable.
 class SafetensorsReader {
  public:
-  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
-  /// read, breaks a rule of the format, or is above a limit.
+  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, if it is missing, can't be read,
+  /// breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
       : path_(path), loading_(cat("loading ", printable(path, 4096))), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
-  /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -6751,7 +6751,7 @@ class SafetensorsReader {
     return at != by_name_.end() && (*at)->name == name ? *at : nullptr;
   }
 
-  /// The tensor of that name; throws FileError where there is none.
+  /// The tensor of that name; throws FileError if there is none.
   const TensorEntry& at(std::string_view name) const {
     const TensorEntry* entry = find(name);
     check<FileError>(entry != nullptr, loading_, ": no tensor ", Quoted{name}, " among the ", entries().size(),
@@ -6759,14 +6759,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
-  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
+  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies as many bytes as `to` has from byte `begin` of a tensor on. Throws UsageError where it has not so many.
+  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -6775,8 +6775,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// Of the data of all tensors, which lie one after the other: how many bytes, and those from `begin` on. Throws
-  /// UsageError beyond them, and FileError as the others.
+  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
+  /// Throws UsageError beyond them, and FileError like the others.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -6813,7 +6813,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// What the file is instead of a safetensors file, if that is known.
+  /// The file's real format if it is no safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -6840,8 +6840,8 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool
-/// may do anything.
+/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
+/// has undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
@@ -6858,7 +6858,8 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of a file into the model's: by the user's function, then without what PyTorch's wrappers put in.
+/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
+/// wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -6866,7 +6867,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // DataParallel's and DistributedDataParallel's word may be a model's own, too: it has to stand before all names.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
+    // it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -6874,7 +6876,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" where it is to be left out.
+  /// The model's name for it; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -6888,7 +6890,8 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model calls a member so: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed do.
+    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
       for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
@@ -6904,15 +6907,15 @@ class FileNames {
   int wrappers_ = 0;
 };
 
-/// The tensors of a file by the names that the model has for them.
+/// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError where two tensors get one name.
+  /// Throws FileError if two tensors get one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
       const auto name = model_name(entry.name);
-      if (name.empty() && !entry.name.empty()) continue;  // left out
+      if (name.empty() && !entry.name.empty()) continue;  // skipped
       if (!model.contains(name)) {
         unexpected_.push_back({name, entry.name});
         continue;
@@ -6922,7 +6925,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the one that is there.
+    // Python's save_model writes tied tensors once, and notes their other names with the written one.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -6936,7 +6939,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// Those that the model has not.
+  /// The tensors that the model has not.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:
@@ -6950,32 +6953,32 @@ class FileTensors {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and hear of what fails on any of them.
+/// How several ranks write a file together, and learn of a failure on any of them.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
+/// format: https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -6985,14 +6988,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -7004,17 +7007,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -7025,8 +7028,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -7050,16 +7053,16 @@ struct TensorView {
 
 namespace detail {
 
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
+/// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
+/// reader would refuse the file.
 std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
+/// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
+/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -7068,7 +7071,7 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// How a file is laid out as the reference writer does.
+/// The layout of a file, as the reference writer makes it.
 
 namespace chorus::io::detail {
 
@@ -7157,15 +7160,15 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+/// A safetensors file that several ranks write together: each writes its parts of tensors.
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
-/// nothing is left of the file.
+/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
+/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
+/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
+/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
+/// removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -7190,7 +7193,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
 /// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
 /// the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
@@ -7217,18 +7220,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
     TensorView view;            ///< of the whole tensor; without numbers
-    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+    const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
-  /// all of them, where shapes differ.
+  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
+  /// all of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -7257,7 +7260,7 @@ class TensorsOfAll {
       if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
 
-  /// Orders the tensors as the file does, and returns its header.
+  /// Sorts the tensors in the file's order, and returns its header.
   std::string sort(const std::string& path, const Metadata& metadata) {
     std::vector<const TensorView*> order;
     for (const Item& item : items_) order.push_back(&item.view);
@@ -7286,7 +7289,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -7321,7 +7324,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -7348,7 +7351,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // where others send, they go on
+    std::string error;  // if others send, they continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -7403,16 +7406,16 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all names that it has there, and what it takes.
+/// A tensor of a model: all its names there, and the numbers that it needs.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// Which tensors of a file fill a model, and what doesn't fit.
+/// The file's tensors that fill a model, and the ones that don't fit.
 struct LoadPlan {
-  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination, to which all of them are to be equal
+  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
@@ -7421,7 +7424,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
 
-/// What a user may have meant where names or shapes don't fit.
+/// Advice if names or shapes don't fit.
 [[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
                                            const FileTensors& tensors) {
   std::string hints;
@@ -7433,7 +7436,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
     hints += cat("; {.rename = io::", what, "} makes ", fitting, fitting == 1 ? " name fit" : " names fit");
   };
   for (const auto& [name, in_file] : tensors.unexpected()) {
-    // "model.fc.weight" for "fc.weight", or the other way round?
+    // Whether one is "model.fc.weight" and the other "fc.weight".
     if (const auto dot = name.find('.'); dot != name.npos)
       for (auto end = dot + 1; end != 0 && end < name.size(); end = name.find('.', end) + 1)
         if (missing.contains(name.substr(end))) {
@@ -7487,7 +7490,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches: as there, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -7510,8 +7513,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The numbers of the file for a destination. Throws FileError where one can't be had in its type, and where tensors of
-/// the file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
+/// file that are one in the model have different numbers.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -7540,7 +7543,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, whole also where this rank has a part.
+/// All tensors of a model, in full even if this rank has a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -7570,7 +7573,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Of a policy whose ranks have parts of the model each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -7601,20 +7604,20 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// ones of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there: also one
-/// whose batch norm counted no batches (the layer keeps its own count), and with one name for tied tensors, as
-/// safetensors' `save_model` writes it, or all. Names that PyTorch's wrappers have made are those of what was wrapped:
-/// `module.` (DataParallel, DistributedDataParallel) before all names, and anywhere `_orig_mod.` (torch.compile),
+/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
+/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
+/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
+/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
+/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 /// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
 ///
-/// Returns what didn't fit: nothing, unless `options.strict` is false. Throws FileError, and changes nothing, where the
-/// file is damaged or of another format; where its names, shapes or kinds of numbers are not the model's (one message
-/// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
-/// model's type; and where tensors that are one in the model have different numbers in the file.
+/// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
+/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
+/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
+/// type; and if tensors that are one in the model have different numbers in the file.
 ///
-/// Copies on other devices, and in 16 bits, follow. Of a policy it takes the net, under every one, and all ranks call
-/// it: each reads the file, and where it has parts of the model it takes these. FileError on all ranks, then, where one
-/// of them fails.
+/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
@@ -7638,16 +7641,16 @@ LoadReport load(Model& model, const std::string& path) {
 // <chorus/io/ranks_own.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 #define CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
-/// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+/// Each rank's own state in a checkpoint: rank 0's tensors have plain names, those of the other ranks a prefix.
 
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers are written to a file.
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, brought to the host.
+/// Tensors on their way to a file, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -7712,19 +7715,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file is a communication hook's or another rank's than 0.
+/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// What `name` is called of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -7733,7 +7736,7 @@ auto numbers_of(const X& x) {
     return std::array<double, 0>{};
 }
 
-/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
+/// The places of the state of `x`: its tensors, or `numbers`, which are copied from it and back.
 template <Device D, class X, std::size_t N>
 std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   std::vector<TensorPlace<D>> places;
@@ -7766,7 +7769,7 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
-/// A number that files with different contents hardly share.
+/// A number that differs for files with different contents, almost surely.
 [[gnu::cold]] inline std::size_t fingerprint(const SafetensorsReader& file) {
   std::size_t all = 0;
   const auto add = [&](std::string_view text) { all = all * 31 + std::hash<std::string_view>()(text); };
@@ -7780,12 +7783,12 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   return all;
 }
 
-/// What a rank says of its file before it loads it.
+/// A rank's report about its file before it loads it.
 struct Opened {
   std::int64_t found = 0, step = 0, fingerprint = 0, seed = 0;  // the seed is the net's
 };
 
-/// Throws FileError where a rank, but not each, has no file, or one with other contents than rank 0.
+/// Throws FileError if some ranks, but not all, have no file, or if a rank's file has other contents than rank 0's.
 [[gnu::cold]] inline void check_same_file(const std::string& path, const std::vector<Opened>& ranks,
                                           const std::string& why_not) {
   std::string without;
@@ -7801,7 +7804,7 @@ struct Opened {
                      ranks[0].step, ": all ranks have to read the same");
 }
 
-/// A number in the file's metadata, from 0 to `most`. Throws FileError where there is none.
+/// A number in the file's metadata, from 0 to `most`. Throws FileError if there is none.
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
@@ -7827,7 +7830,7 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError where the net adds up over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // that of a run without any has not
@@ -7838,7 +7841,8 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
                     "alone, for a new run");
 }
 
-/// Compares the file's checksum; ranks share the work, and all throw FileError where one can't read, or it differs.
+/// Compares the file's checksum; ranks share the work. All throw FileError if one can't read, or if the checksum
+/// differs.
 template <class Net>
 void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -7859,8 +7863,8 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
-/// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
+/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
+/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
 /// canonical shares, than the file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
@@ -7900,7 +7904,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
+/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -7914,7 +7918,7 @@ template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: where other ranks are in another one, that is found out here.
+  // No other call has this form: if other ranks are in another call, it is found out here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -7942,8 +7946,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
-/// Returns whether this is the rank that writes. All ranks call it.
+/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
@@ -7969,8 +7973,8 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
   return net.communicator().rank() == 0;
 }
 
-/// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
-/// `each_its_own`, else the mean of all.
+/// If ranks had their own tensors: takes this rank's, if the number of ranks is the same and `each_its_own`, otherwise
+/// the mean of all.
 template <Device D, class Net>
 void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [[maybe_unused]] Net& net,
                         [[maybe_unused]] bool each_its_own) {
@@ -7986,18 +7990,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// What a hook or the net itself remembers, on its way from a file; nothing where none does.
+/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds to `wanted` what the file has of it.
+  /// Adds the file's tensors of it to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // Of a parameter that is frozen now the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -8021,7 +8025,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// After the order of parameters.
+  /// In the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
@@ -8043,16 +8047,16 @@ class HookReading {
 
 namespace chorus::io {
 
-/// How far a run has come.
+/// The progress of a run.
 struct TrainingPosition {
-  std::int64_t epoch = 0;  ///< epochs that are complete
-  std::int64_t batch = 0;  ///< batches of the next one that are done
+  std::int64_t epoch = 0;  ///< complete epochs
+  std::int64_t batch = 0;  ///< complete batches of the next epoch
   std::int64_t step = 0;   ///< optimizer steps in all
 };
 
 namespace detail {
 
-/// Names, one a line, as they are in the file's metadata.
+/// Names, one a line, as in the file's metadata.
 inline std::string lines_of(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += name + "\n";
@@ -8072,8 +8076,8 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
-/// taken from them and given back.
+/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
   auto all = [&] {
@@ -8090,7 +8094,7 @@ std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept
   return all;
 }
 
-/// Reads what is here of a tensor.
+/// Reads this process's part of a tensor.
 template <Device D>
 std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry& entry, const TensorPlace<D>& place) {
   std::vector<std::byte> numbers(place.bytes());
@@ -8100,7 +8104,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which they have different tensors, each once.
+/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -8114,7 +8118,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError where a number that the host counts with is none that it can have kept.
+/// Throws FileError if a number that the host counts with is impossible.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -8136,7 +8140,7 @@ void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std:
   (ask.template operator()<Kept>(), ...);
 }
 
-/// An optimizer's learning rate, as what goes on from step to step.
+/// An optimizer's learning rate, as state that is kept from step to step.
 class KeptRate {
  public:
   explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
@@ -8149,8 +8153,8 @@ class KeptRate {
   optim::HasLearningRate& optimizer_;
 };
 
-/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
-/// twice, and where there are none, for a model that `has_parameters`.
+/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError if a name repeats, or
+/// if there are none for a model that `has_parameters`.
 inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file, bool has_parameters) {
   auto order = lines_in(file, "training/parameter_order");
   check<FileError>(!order.empty() || !has_parameters || !file.metadata().contains("training/parameter_order"),
@@ -8163,7 +8167,7 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
   return order;
 }
 
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+/// Replaces `numbers` by the mean of themselves and the numbers of the file's other tensors.
 template <class T, Device D>
 void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std::span<std::byte> numbers) {
   const auto view = [](std::span<std::byte> bytes) {
@@ -8179,9 +8183,9 @@ void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std:
     mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
 }
 
-/// Checks that the file has these tensors, and no others but those that `expected(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
+/// Checks that the file has exactly these tensors, and others only if `expected(name)` allows them; then reads them
+/// all. Throws FileError with every missing, unexpected and mismatched name, and the exceptions of `judge(wanted,
+/// bytes)` about a tensor's numbers, before anything is changed.
 template <Device D, class Expected, class Judge>
 void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& wanted, const Expected& expected,
               const Judge& judge) {
@@ -8216,26 +8220,27 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; else rank 0 alone, but for a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
-/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the
-/// sharded form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
-/// ReduceOnPlateau do; at most one of each.
-/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
+/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
+/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
+/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
+/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
+/// ParameterAverage and ReduceOnPlateau; at most one of each.
+/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
+/// `canonical_shares`.
 ///
-/// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
-/// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
-/// ParameterServer the server's. Where the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
+/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
+/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
+/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
+/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
 /// which `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError where all ranks should call it and don't.
+/// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -8277,21 +8282,20 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
   }
 }
 
-/// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
-/// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
-/// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
-/// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
-/// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
-/// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
-/// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
-/// where the net has another seed than the run had, or other `canonical_shares`; and CommError where all ranks should
-/// call it and don't.
+/// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
+/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
+/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
+/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
+/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
+/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
+/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
+/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
 ///
-/// With as many `canonical_shares` as the run had, its bits don't depend on the policy and the number of devices, nor
-/// does the order matter in which parameters lie in memory. A net with another number of shares, or with none where the
-/// run had some, and the other way round, would end with the bits of neither run: it is refused. A file that doesn't
-/// say a number, as all of earlier versions, is one of a run without shares. `io::load` asks for no number: weights
-/// alone, where a new run begins with them, go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
+/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
+/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
+/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
+/// go from any net to any other.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -8363,7 +8367,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// What NumPy calls a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -8481,7 +8485,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError where they break the format.
+/// The array in the bytes of a .npy file. Throws FileError if they break the format.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -8512,7 +8516,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError where it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -8530,7 +8534,7 @@ Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   return array.fortran_order ? contiguous(out.permute(backwards)) : out;
 }
 
-/// All that stands before an array's numbers.
+/// All bytes before an array's numbers.
 inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
   check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
   std::string text =
@@ -8557,8 +8561,8 @@ inline std::vector<std::byte> read_whole(const std::string& path) {
 
 }  // namespace detail
 
-/// Reads an array that `numpy.save` wrote, in either memory order. Throws FileError where the file is damaged, holds
-/// what tensors cannot (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+/// Reads an array of `numpy.save`, in either memory order. Throws FileError if the file is damaged, holds values that
+/// tensors cannot hold (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   const auto bytes = detail::read_whole(path);
@@ -8591,13 +8595,13 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 
 namespace chorus::io {
 
-/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read when it is
-/// asked for, and of its class. Classes are the folder's subfolders, numbered in the order of their names, as in
-/// torchvision's ImageFolder; without subfolders all are of class 0.
+/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read on demand,
+/// and its class. Classes are the folder's subfolders, numbered in the order of their names, as in torchvision's
+/// ImageFolder; without subfolders all samples are of class 0.
 template <Scalar T, int Rank>
 class NpyFolder {
  public:
-  /// Throws FileError where the folder can't be read, has no such file, or has files beside subfolders with files.
+  /// Throws FileError if the folder can't be read, has no such file, or has files beside subfolders with files.
   explicit NpyFolder(const std::string& folder) {
     data::require_folder("NpyFolder", folder);
     std::vector<std::string> subfolders;
@@ -8617,9 +8621,9 @@ class NpyFolder {
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none where the files lie in the folder.
+  /// Names of the subfolders; none if the files lie in the folder itself.
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError where the file is no array of T with that many axes.
+  /// Throws FileError if the file is no array of T with that number of axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
     data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
@@ -8706,7 +8710,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, which stands at its end. Throws FileError.
+/// The archive's own list of its files, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -8720,7 +8724,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, where needed, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -8734,7 +8738,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit stand in a field of their own, in this order.
+    // Sizes that don't fit have a field of their own, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -8767,7 +8771,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one.
+    // Deflate makes at most 1032 bytes of one byte.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -8798,10 +8802,10 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
 
 }  // namespace detail
 
-/// An open .npz file. Nothing is unpacked until it is asked for.
+/// An open .npz file. Arrays are unpacked on demand.
 class NpzReader {
  public:
-  /// Throws FileError where the file can't be read or is no archive.
+  /// Throws FileError if the file can't be read or is no archive.
   explicit NpzReader(const std::string& path)
       : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
   NpzReader(const NpzReader&) = delete;
@@ -8815,7 +8819,7 @@ class NpzReader {
     return out;
   }
 
-  /// The array of that name. Throws FileError where there is none, and as load_npy does.
+  /// The array of that name. Throws FileError if it is missing, and as load_npy does.
   template <Scalar T, int Rank>
   Tensor<T, Rank, Cpu> read(const std::string& name) const {
     const auto found = entries_.find(name + ".npy");
@@ -8832,10 +8836,10 @@ class NpzReader {
   std::map<std::string, detail::ZipEntry> entries_;
 };
 
-/// Collects arrays, then writes them as `numpy.savez` does, uncompressed.
+/// Collects arrays, then writes them like `numpy.savez`, uncompressed.
 class NpzWriter {
  public:
-  /// Throws UsageError for a name that is empty or comes twice, for bf16, and where the file would exceed 4 GiB.
+  /// Throws UsageError for a name that is empty or repeats, for bf16, and if the file would exceed 4 GiB.
   template <Scalar T, int Rank, Device D>
   void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
     check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
@@ -8873,7 +8877,8 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // What the directory and the array's own header share: version, flags (names in UTF-8), stored, 1980-01-01, sizes.
+  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
            number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
@@ -8910,7 +8915,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-/// That of a policy's model, the same on all ranks, which all call it; also where each has parts of it.
+/// The fingerprint of a policy's model, the same on all ranks, also if each has parts of it. All ranks call it.
 template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
@@ -8942,12 +8947,12 @@ std::string parameters_sha256(Net& net) {
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-/// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
-/// where it is not contiguous.
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
+/// it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
@@ -8956,8 +8961,8 @@ TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
           std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
 }
 
-/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes,
-/// or a BOOL is neither 0 nor 1.
+/// The tensor of that name. Throws FileError if it is missing, if it has another dtype or number of axes, or if a BOOL
+/// is neither 0 nor 1.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
   const TensorEntry& entry = file.at(name);
@@ -18046,12 +18051,11 @@ class AveragedScope {
 // <chorus/core/while_alive.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
-/// What is held of an object that may end first.
+/// References to an object that may end first.
 
 namespace chorus::detail {
 
-/// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
-/// name of `who`.
+/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {

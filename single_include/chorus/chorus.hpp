@@ -12,8 +12,8 @@
 // <chorus/core/requirements.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
-/// What chorus needs of a compiler and of its options. This is the first header that is read: where something is
-/// missing, the compiler says what, and stops before thousands of lines that it would not understand.
+/// The requirements on a compiler and on its options. This header is read first: if something is missing, the compiler
+/// names it, and stops before thousands of lines that it would not understand.
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
@@ -35,7 +35,7 @@
 #define CHORUS_ACCEPTED
 #endif
 
-// A compiler goes on after #error, but not without a file.
+// A compiler continues after #error, but not after a missing file.
 #ifndef CHORUS_ACCEPTED
 #define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED
@@ -88,7 +88,7 @@
 #define CHORUS_VERSION_MINOR 1
 #define CHORUS_VERSION_PATCH 0
 
-// Optional parts: always defined, 0 or 1. CMake sets them from what it finds.
+// Optional parts: always defined, 0 or 1. CMake sets them for the parts that it finds.
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
@@ -105,11 +105,11 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
-// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
-// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
-// Programs that are built by hand have the same with -DCHORUS_SEPARATE for all their files, one of which defines
-// CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>: that one holds what the library would.
+// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
+// CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
+// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. Programs that are
+// built by hand have the same with -DCHORUS_SEPARATE for all their files; one file defines CHORUS_IMPLEMENTATION before
+// it includes <chorus/chorus.hpp>, and takes the library's place.
 #if defined(CHORUS_IMPLEMENTATION)
 #define CHORUS_BUILDS_LIBRARY
 #elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
@@ -125,7 +125,7 @@
 #else
 #define CHORUS_INLINE inline
 #endif
-// The library holds what models on the CPU need; those on GPUs instantiate theirs, where nvcc compiles them.
+// The library holds the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
 #if !CHORUS_COMPILED || defined(__CUDACC__)
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
@@ -145,7 +145,7 @@
 #define CHORUS_HD
 #endif
 
-// Eigen turns its vectorisation off, on the host too, when it sees nvcc; we never use it inside a kernel.
+// Eigen disables its vectorisation, on the host too, when it sees nvcc; we never use it inside a kernel.
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif
@@ -153,16 +153,16 @@
 // <chorus/core/one_version.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
-/// A program is made with one version of chorus, for one kind of processor. Units of two versions would link, for their
-/// symbols have the same names, and would then take each other's functions for their own; and so would units, or the
-/// library chorus::compiled, for which a packet of numbers has 16 bytes and others for which it has 64.
+/// A program has one version of chorus, for one kind of processor. Units of two versions would link, because their
+/// symbols have the same names, and would then call each other's functions by mistake. The same holds for units, or the
+/// library chorus::compiled, with packets of 16 bytes beside others with packets of 64.
 #include <cstdio>
 #include <cstdlib>
 
 namespace chorus::detail {
 
-/// Ends the program, with a message, where a unit of another version has been loaded before. The options
-/// CHORUS_USE_... don't count: they add types and functions, and change none.
+/// Ends the program, with a message, if a unit of another version was loaded before. The options CHORUS_USE_... don't
+/// count: they add types and functions, and change none.
 inline bool is_only_version(int version) {
   static const int first = version;
   if (version == first) return true;
@@ -174,7 +174,7 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
-/// Ends the program, with a message, where a unit with packets of another size has been loaded before.
+/// Ends the program, with a message, if a unit with packets of another size was loaded before.
 inline bool is_only_packet(int bytes) {
   static const int first = bytes;
   if (bytes == first) return true;
@@ -204,18 +204,18 @@ namespace {
 // <chorus/core/unoptimized.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
-/// A program that was compiled without optimization says so when it starts. Its arithmetic takes up to a hundred times
-/// as long, which a user would otherwise take for chorus' own speed.
+/// A program that was compiled without optimization reports it at its start. Its arithmetic takes up to a hundred times
+/// as long, and users would blame chorus.
 
-// With chorus::compiled the arithmetic is in the library, whatever the program's own options are.
+// With chorus::compiled the arithmetic is in the library, independent of the program's own options.
 #if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
 #include <cstring>
 #include <initializer_list>
 
 namespace chorus::detail {
 
-/// Says it once in a program and, of ranks, on rank 0. With CHORUS_ALLOW_UNOPTIMIZED=1 in the environment it is silent,
-/// and so it is where a macro of that name is defined.
+/// Prints the warning once in a program, and on rank 0 alone. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro
+/// of that name, silences it.
 inline bool say_unoptimized() {
   static const bool said = [] {
     constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
@@ -589,21 +589,21 @@ class Ref {
 // <chorus/core/error.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
-/// Exceptions and the two calls that throw them. A message names the operation, what was expected and what was got.
+/// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
 
 #include <charconv>
 // <chorus/core/printable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
-/// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
-/// shows it, or looks like a line of its own.
+/// Text from outside (files, other processes, the environment) in messages: nothing in it controls the terminal or
+/// looks like a line of its own.
 
 #include <string_view>
 
 namespace chorus {
 
-/// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
-/// forms, no surrogates, nothing above U+10FFFF).
+/// Bytes of the first character of `text`, or 0 if it is no well-formed UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates, nothing above U+10FFFF).
 constexpr std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned lead = byte(0), second = byte(1);
@@ -632,8 +632,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`: control characters, save those that are `kept`, what turns text around, and what is no UTF-8 as
-/// \xNN; those that are `marked` after a backslash. False where it is cut after `longest` bytes.
+/// Appends `text`. Control characters, except the `kept` ones, characters that reverse text, and invalid UTF-8 become
+/// \xNN; the `marked` ones get a backslash. False if the text is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -642,7 +642,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text from outside, on one line, and cut where it is long.
+/// Text from outside, on one line, cut if it is long.
 [[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.
@@ -657,12 +657,12 @@ void append(std::string& out, Quoted part);
 // <chorus/core/printable_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
-/// How text from outside is made fit for a message.
+/// How text from outside is made safe for a message.
 
 namespace chorus::detail {
 
-/// Characters that are not seen, and change where or in which direction others are shown: those of Unicode's
-/// bidirectional algorithm (UAX #9), and the ends of a line and of a paragraph.
+/// Invisible characters that change the place or the direction of others: those of Unicode's bidirectional algorithm
+/// (UAX #9), and the ends of a line and of a paragraph.
 inline bool turns_text(std::string_view character) {
   constexpr std::string_view all =
       "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";
@@ -726,7 +726,7 @@ CHORUS_INLINE void append(std::string& out, Quoted part) {
 
 namespace chorus {
 
-/// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
+/// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
   explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
@@ -739,7 +739,7 @@ struct ShapeError : Error {
 struct DeviceError : Error {
   using Error::Error;
 };
-/// A call or an option that makes no sense.
+/// A call or an option that is invalid.
 struct UsageError : Error {
   using Error::Error;
 };
@@ -755,12 +755,12 @@ struct CommError : Error {
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
-/// A NaN or an infinity where numbers are expected.
+/// A NaN or an infinity instead of a number.
 struct NonFiniteError : Error {
   using Error::Error;
 };
 
-// How a value looks in a message. A type of chorus brings its own `append`, found by its namespace.
+// The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
 inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
@@ -861,17 +861,17 @@ template <class... Kinds>
 
 namespace chorus {
 
-// nvcc loses comparisons that are defaulted, so devices write theirs out.
+// nvcc loses defaulted comparisons, so devices define theirs.
 
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
-/// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
+/// `DataParallel` its own thread. So one machine runs and tests everything about several devices.
 struct Cpu {
   int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
-  /// The number of `Cpu{}`: 0, or what `launch` has chosen for this process. To be changed before tensors are made.
+  /// The number of `Cpu{}`: 0, or the choice of `launch` for this process. Change it before tensors are made.
   static int& default_index() {
     static constinit int index = 0;
     return index;
@@ -881,16 +881,16 @@ struct Cpu {
 };
 
 #if CHORUS_USE_CUDA
-/// A GPU of this machine, by its number in the CUDA runtime. Programs that compute on it are compiled by nvcc.
+/// A GPU of this machine, by its number in the CUDA runtime. nvcc compiles the programs that compute on it.
 struct Cuda {
   int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
-  /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
+  /// In bytes. In a buffer of parameters each parameter begins at a multiple of it, so that kernels access it 16 bytes
+  /// at a time. The same holds for 2-byte copies in the same order.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number of `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  /// The number of `Cuda{}`: 0, or the choice of `launch` for this rank. Change it before tensors are made.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -913,21 +913,21 @@ constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std
   return (element + step - 1) / step * step;
 }
 
-/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
-/// right after them, a large one at its `parameter_place`.
+/// The number of elements of `size` bytes that a parameter of `count` takes in a buffer of many. A small parameter
+/// begins right after it, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
 }
 
-/// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
-/// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+/// The first element of a parameter of `count` elements of `size` bytes in a buffer of many: the first suitable place
+/// from element `end` on. Parameters of a page and more begin with a cache line, so that few packets lie in two.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
   return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
-/// Where `trace` counts a device's memory: kinds of devices have slots of their own.
+/// The place where `trace` counts a device's memory: each kind of device has its own slots.
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
@@ -938,8 +938,8 @@ namespace detail {
 inline thread_local constinit int pass_slot = -1;
 }  // namespace detail
 
-/// Where a tensor is made for which nobody names a device: within a pass on the pass's device, if it is of that kind,
-/// else on `D{}`.
+/// The device of a tensor for which none is named: within a pass the pass's device, if it is of that kind, otherwise
+/// `D{}`.
 template <Device D>
 D default_device() {
   const int index = detail::pass_slot - D::first_slot;
@@ -973,7 +973,7 @@ namespace detail {
 CHORUS_HD constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 CHORUS_HD constexpr float float_of_bits(std::uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// The conversions choose between values instead of jumping, so that compilers vectorise loops over them.
+// The conversions select values instead of branching, so that compilers vectorise loops over them.
 
 /// The upper half of a float: 8 bits of exponent, 7 of mantissa.
 struct Bf16Format {
@@ -989,7 +989,7 @@ struct Bf16Format {
 struct HalfFormat {
   CHORUS_HD static constexpr float decode(std::uint16_t bits) {
     const std::uint32_t magnitude = bits & 0x7FFFu, sign = (bits & 0x8000u) << 16;
-    // Moved into a float's place the exponent is 112 too small; the product is exact, for subnormal numbers too.
+    // In a float's place the exponent is 112 too small. The product is exact, for subnormal numbers too.
     const std::uint32_t finite = bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f);
     return float_of_bits(sign | finite | (magnitude >= 0x7C00u ? 0x7F800000u : 0u));
   }
@@ -1007,8 +1007,9 @@ struct HalfFormat {
 
 }  // namespace detail
 
-/// A stored number of 2 bytes. It turns into a float by itself, so that arithmetic on it is arithmetic on floats; back
-/// it is rounded to the nearest, ties to even, too large ones to infinity. Doubles and integers go through float.
+/// A stored number of 2 bytes. It converts to a float implicitly, so that arithmetic on it is arithmetic on floats.
+/// Back, it is rounded to the nearest, ties to even, too large numbers to infinity. Doubles and integers go through
+/// float.
 template <class Format>
 class NarrowFloat {
  public:
@@ -1054,11 +1055,11 @@ struct ComputeType<NarrowFloat<Format>> {
 template <class T>
 concept Narrow = detail::is_narrow<T>;
 
-/// What sums of T's products may be given in: T, or float where T has 2 bytes.
+/// The type of sums of T's products: T, or float if T has 2 bytes.
 template <class Out, class T>
 concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
 
-/// The type in which numbers of type T are computed and added up: float for bf16 and half, else T.
+/// The type in which numbers of type T are computed and summed: float for bf16 and half, otherwise T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;
 
@@ -1180,8 +1181,8 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 #include <mutex>
 #include <thread>
@@ -1195,9 +1196,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -1209,19 +1210,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -1267,7 +1268,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -1275,22 +1276,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -1298,7 +1299,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -1307,11 +1308,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -1332,7 +1333,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/core/threads_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
-/// How the threads of a team share work out.
+/// How the threads of a team divide the work.
 
 #include <system_error>
 
@@ -1427,11 +1428,11 @@ CHORUS_INLINE void set_num_threads(int n) {
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -2164,13 +2165,13 @@ struct Home {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -2198,13 +2199,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -2224,10 +2225,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -2239,7 +2240,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -2260,7 +2261,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -2285,8 +2286,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -2314,7 +2315,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -2327,7 +2328,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -2339,7 +2340,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -2347,7 +2348,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -2365,11 +2366,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -2382,8 +2383,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -2391,8 +2392,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -2407,8 +2407,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -3649,13 +3648,13 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -3683,13 +3682,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -3709,10 +3708,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -3724,7 +3723,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -3745,7 +3744,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -3769,11 +3768,11 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -3796,8 +3795,8 @@ class Replaced {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -3825,7 +3824,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -3838,7 +3837,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -3850,7 +3849,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -3858,7 +3857,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -3876,11 +3875,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -3893,8 +3892,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -3902,8 +3901,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -3918,8 +3916,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -3942,8 +3939,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 namespace chorus {
 
@@ -3954,9 +3951,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -3968,19 +3965,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -4026,7 +4023,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -4034,22 +4031,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -4057,7 +4054,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -4066,11 +4063,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -5938,11 +5935,11 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -6675,13 +6672,13 @@ struct Home {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -6709,13 +6706,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -6735,10 +6732,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -6750,7 +6747,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -6771,7 +6768,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -6797,8 +6794,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -6826,7 +6823,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -6839,7 +6836,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -6851,7 +6848,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -6859,7 +6856,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -6877,11 +6874,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -6894,8 +6891,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -6903,8 +6900,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -6919,8 +6915,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -7321,12 +7316,12 @@ inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel notes the first one, goes on
-/// without it, and the next call that waits for the device throws.
+/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
+/// continues without it. The next call that waits for the device throws.
 
 namespace chorus::cuda {
 
-/// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -7334,7 +7329,7 @@ struct Fault {
   std::int64_t place, value, limit;
 };
 
-/// The device's note. Throws DeviceError.
+/// The device's record. Throws DeviceError.
 inline Fault* fault_of(Cuda device) {
   static std::array<std::once_flag, Cuda::max_devices> once;
   static std::array<Fault*, Cuda::max_devices> faults{};
@@ -7349,13 +7344,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
+/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // of several threads that see it one throws it
+  static std::mutex mutex;  // if several threads see it, one throws it
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -7365,8 +7360,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all that it has been given. Throws what went wrong on the
-/// way: DeviceError, UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
+/// UsageError for bad input that only a kernel saw, TimeoutError.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -7961,8 +7956,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 #include <thread>
 
@@ -7975,9 +7970,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -7989,19 +7984,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -8047,7 +8042,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -8055,22 +8050,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -8078,7 +8073,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -8087,11 +8082,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -11840,8 +11835,8 @@ auto with_variables(const Operation& operation, const Inputs&... inputs) {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 /// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or
-/// rank draws it, nor when.
+/// 3", SC 2011). A number depends on its key and its counter alone, not on the device, thread or rank that draws it,
+/// nor on the time.
 
 namespace chorus {
 
@@ -11863,7 +11858,7 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// What the numbers of one random operation are keyed by, beside a sample's place in the global batch.
+/// The key of one random operation's numbers, beside a sample's place in the global batch.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
@@ -12557,29 +12552,30 @@ class Buffer : public AnyBuffer {
 // <chorus/core/ledger.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
-/// What a program has done with a net, in numbers that ranks can compare.
+/// A program's actions on a net, in numbers that ranks can compare.
 
 namespace chorus {
 
-/// Of one rank, since ranks compared last. Those that run the same program have the same in theirs at each pass; else
-/// their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's sampler.
+/// The record of one rank since the last comparison. Ranks that run the same program have the same record at each pass;
+/// otherwise their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's
+/// sampler.
 class Ledger {
  public:
   /// The steps of one optimizer.
   struct Steps {
     const void* optimizer = nullptr;
     std::int32_t count = 0;
-    double lr = 0;              // of the last one
-    std::uint64_t numbers = 0;  // a hash of all that they went by
+    double lr = 0;              // of the last step
+    std::uint64_t numbers = 0;  // a hash of all its inputs
   };
 
-  std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
+  std::int64_t batch = 0;   ///< the last batch of a loader: 0 without one; see `set_batch`
   std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool own_gradients = false;  ///< ranks step with their own, so that a GradScaler may leave out one rank's step
-  bool uneven = false;         ///< parameters have made other numbers of steps on other ranks, as after a join
+  bool own_gradients = false;  ///< ranks step with their own gradients, so that a GradScaler may skip one rank's step
+  bool uneven = false;         ///< parameters have other numbers of steps on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
-  /// An optimizer steps with `lr` and other numbers, of which this is a hash.
+  /// An optimizer steps with `lr` and with other numbers, given by their hash.
   void step(const void* optimizer, double lr, std::uint64_t numbers) {
     std::size_t i = 0;
     while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
@@ -13069,8 +13065,8 @@ Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
 // <chorus/core/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
-/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so
-/// that a run gives the same numbers under every policy and on any number of devices.
+/// The random numbers of an operation: keyed by seed, step, layer and the sample's place in the global batch. A run
+/// gives the same numbers under every policy and on any number of devices.
 
 namespace chorus {
 
@@ -13085,7 +13081,7 @@ inline SeedState& seed_state() {
 }
 }  // namespace detail
 
-/// Seeds the initialisation of layers and everything random that no policy seeds.
+/// The seed of layers' initialisation and of all random numbers that no policy seeds.
 inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
@@ -13095,18 +13091,18 @@ inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
-/// The numbers of the nets' forward passes in a part of a program that is run several times, as activation
-/// checkpointing does: each time they are those of the first.
+/// The numbers of the nets' forward passes in a part of a program that runs several times, as under activation
+/// checkpointing. Each run has the numbers of the first.
 class PassNumbers {
  public:
-  /// The next pass begins, which would be number `fresh` if it were the first time.
+  /// The next pass begins. In a first run its number is `fresh`.
   std::uint32_t take(std::uint32_t fresh) {
     if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
     return numbers_[next_++];
   }
-  /// Whether the next pass has been there before.
+  /// Whether the next pass has run before.
   bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
-  /// A run begins. `around`: those of a part that this one is a part of, if it runs for the first time.
+  /// A run begins. `around`: the enclosing part's, if that runs for the first time.
   void rewind(PassNumbers* around) {
     around_ = around;
     next_ = 0;
@@ -13118,28 +13114,28 @@ class PassNumbers {
   std::size_t next_ = 0;
 };
 
-/// What the random operations of one forward pass draw from.
+/// The source of the random operations of one forward pass.
 struct RandomContext {
   std::uint64_t seed = 0;
   /// Number of the forward pass.
   std::uint32_t step = 0;
   /// Counts the random operations of the pass.
   std::uint32_t next_operation = 0;
-  /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
+  /// Place of this device's first sample in the global batch. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
-  /// How many samples this device has; 0: not known.
+  /// The number of this device's samples; 0: unknown.
   std::int64_t samples = 0;
-  /// Of nets that are called in here; null where nothing is run again.
+  /// For nets that are called in here; null if nothing runs again.
   PassNumbers* passes = nullptr;
   /// Whether an operation has drawn numbers: then the next pass has to draw others.
   bool drew = false;
-  /// How many devices or ranks share the batch.
+  /// The number of devices or ranks that share the batch.
   int devices = 1;
   /// The axis of the model's inputs along which samples lie.
   int dim = 0;
-  /// Whether one of the devices has that many samples; null where nobody knows.
+  /// Whether one of the devices has that number of samples; null if unknown.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The slot of the device that this part of the model is on; -1: not known.
+  /// The slot of the device of this part of the model; -1: unknown.
   int device_slot = -1;
 };
 
@@ -13171,7 +13167,7 @@ inline const std::uint32_t*& replay_count() {
 /// The key of the pass's next operation, with the place of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;
-  // Asked first: ranks may settle on another number of the pass.
+  // Asked first: ranks may agree on another number of the pass.
   const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
   return {context.seed, context.step, context.next_operation++, first, replay_count()};
 }
@@ -13181,16 +13177,16 @@ inline RandomKey next_key_outside_of_policies() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it; else, or `same_on_all`, all devices draw the same.
-/// One that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+/// The key for the next random operation of this thread, on a tensor with `rows` rows along its first axis: one for
+/// each sample, or several if another axis was joined to it. Otherwise, or with `same_on_all`, all devices draw the
+/// same. An operation that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
   auto* context = detail::random_context();
   if (context == nullptr) return detail::next_key_outside_of_policies();
   RandomKey key = detail::next_key(*context, draws);
   const bool of_samples = context->samples > 0 && rows % context->samples == 0;
   if (of_samples) key.first_sample *= rows / context->samples;
-  // Along another axis than the first, samples can't be counted here.
+  // Samples along another axis than the first can't be counted here.
   if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
   return key;
 }
@@ -13569,21 +13565,21 @@ class InputFile {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -13593,8 +13589,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -14884,8 +14880,8 @@ struct std::tuple_element<1, chorus::data::Batch> {
 
 namespace chorus::detail {
 
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
+/// Blocks all signals in this thread while it lives, and for ever in a thread that is started meanwhile. Signals go to
+/// the threads that the user knows, and to a launcher's supervising thread.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -14901,7 +14897,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, where the system
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the system
+/// allows no more threads.
 /// allows no more of them.
 template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {
@@ -15156,16 +15153,15 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -15181,7 +15177,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -15724,7 +15720,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
 // <chorus/io/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
-/// What <chorus/chorus.hpp> declares, but whose header it leaves out: a program that forgets it is told which it is.
+/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
 
 namespace chorus::io {
 
@@ -15740,23 +15736,24 @@ LoadReport load(Model& model, const std::string& path);
 // <chorus/io/model_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
-/// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
+/// Models as safetensors files: every parameter and buffer under its path, with PyTorch's name (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
 // <chorus/io/tensor_entry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
+/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// writer.
 
 #include <map>
 
 namespace chorus::io {
 
-/// The notes that a file carries beside its tensors: text by text.
+/// The notes that a file has beside its tensors: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and those that tensors don't have.
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
+/// which writers sort tensors: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -15794,7 +15791,7 @@ inline constexpr FileDTypeFacts file_dtypes[] = {
     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
 }  // namespace detail
 
-/// The name in the file, as `F8_E4M3`.
+/// The name in the file, such as `F8_E4M3`.
 constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
 
 /// Bits of one element; F4 and F6 elements are packed.
@@ -15813,8 +15810,8 @@ constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::na
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
-/// follows the header. Nothing is said about alignment.
+/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
   FileDType dtype{};
@@ -15823,7 +15820,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -15836,7 +15833,7 @@ inline constexpr std::uint64_t format_header_bytes = 100'000'000;
 
 namespace detail {
 
-/// How a message about one tensor of a file begins.
+/// The beginning of a message about one tensor of a file.
 struct TensorOfFile {
   std::string_view path, tensor;
 };
@@ -15844,7 +15841,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` where they can't be counted.
+/// Bytes of a tensor. Throws `Kind` if they can't be counted.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -15872,7 +15869,7 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
   check<Kind>(!control, who, "its name has a control character");
 }
 
-/// Throws `Kind` where a name comes twice.
+/// Throws `Kind` if a name repeats.
 template <class Kind>
 void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
   std::sort(names.begin(), names.end());
@@ -15892,22 +15889,22 @@ void check_names_differ(std::string_view path, std::vector<std::string_view> nam
 // <chorus/core/layer_watch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
-/// Who watches the layers of a forward pass, and their multiply-adds, as a model's summary does.
+/// A watch over the layers of a forward pass and their multiply-adds, for a model's summary.
 
 namespace chorus::detail {
 
 class LayerWatch {
  public:
   virtual ~LayerWatch() = default;
-  /// A layer's call begins; those that begin before it ends are within it.
+  /// A layer's call begins. Calls that begin before it ends are within it.
   virtual void begins(const void* layer) = 0;
   /// The innermost call has ended. `output`: its shape, for people.
   virtual void ended(const std::string& output) = 0;
-  /// An operation of the innermost call has done so many.
+  /// An operation of the innermost call has done that number of multiply-adds.
   virtual void multiply_adds(std::int64_t count) = 0;
 };
 
-/// The one that watches this thread, or null.
+/// The watch of this thread, or null.
 inline thread_local constinit LayerWatch* layer_watch = nullptr;
 
 inline void count_multiply_adds(std::int64_t count) {
@@ -15921,16 +15918,16 @@ inline void count_multiply_adds(std::int64_t count) {
 // <chorus/core/recomputation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
-/// What layers found in a part of a forward pass that is run again, as activation checkpointing does in backward: the
-/// second time they go by the same, and leave alone what they change in a pass.
+/// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
+/// The second time they use the first findings, and leave the values unchanged that they change in a pass.
 
 namespace chorus {
 
 /// The findings of one such part.
 class FirstRun {
  public:
-  /// What layer `of` found about `what` when the part ran first; in that run `now`, which is remembered. Where the part
-  /// itself changes it on the way it is what it is now, each time.
+  /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
+  /// the part itself changes the value on the way, it is the present value each time.
   bool found(const void* of, int what, bool now) {
     const auto known = findings_.find({of, what});
     if (repeats_) return known != findings_.end() && !known->second.changes ? known->second.value : now;
@@ -15939,10 +15936,10 @@ class FirstRun {
     if (kept.value != value) findings_[{of, what}].changes = true;
     return value;
   }
-  /// Whether the part, or one that it is a part of, runs again.
+  /// Whether the part, or an enclosing one, runs again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
-  /// A run begins. `around`: the part that this one is a part of, while it runs first.
+  /// A run begins. `around`: the enclosing part, while that runs first.
   void begin(FirstRun* around, bool again) {
     around_ = around;
     repeats_ = again;
@@ -15966,8 +15963,8 @@ struct FirstRunScope : Replaced<FirstRun*> {
 };
 }  // namespace detail
 
-/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each pass in training,
-/// as batch norm does, leaves it alone then: the pass was counted the first time.
+/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each training pass,
+/// such as batch norm, then leaves it unchanged: the pass was counted the first time.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus
@@ -16279,9 +16276,9 @@ CHORUS_INLINE void Module::train(bool training) {
 namespace chorus::io {
 
 namespace detail {
-/// All names that each parameter and buffer has in a model, by the first of them.
+/// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
 void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
@@ -16289,17 +16286,17 @@ template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
-/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
-/// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
+/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
+/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has
-/// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
-/// their next collective call.
+/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
+/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
+/// they find out in their next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;
@@ -16321,19 +16318,19 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers are written to a file.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
+/// format: https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16341,17 +16338,16 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <cerrno>
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -16367,7 +16363,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -16390,21 +16386,21 @@ class HeldSignal {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -16414,8 +16410,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -16433,7 +16429,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -16449,7 +16445,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -16458,7 +16454,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -16494,16 +16490,16 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -16513,14 +16509,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -16532,17 +16528,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -16553,8 +16549,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -16563,7 +16559,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 #include <sys/file.h>
@@ -16573,7 +16569,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -16590,7 +16586,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -16656,7 +16652,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -16715,8 +16711,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -16779,16 +16775,16 @@ struct TensorView {
 
 namespace detail {
 
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
+/// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
+/// reader would refuse the file.
 std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
+/// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
+/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -16797,12 +16793,12 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// How a file is laid out as the reference writer does.
+/// The layout of a file, as the reference writer makes it.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -16829,13 +16825,13 @@ inline void append_json_string(std::string& out, std::string_view text) {
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -16845,7 +16841,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -16885,7 +16881,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -16915,8 +16911,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -16937,7 +16933,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -16948,7 +16944,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -16976,13 +16972,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -17084,40 +17080,40 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -17137,14 +17133,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -17154,7 +17150,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -17177,8 +17173,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -17189,7 +17185,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -17220,14 +17216,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -17239,7 +17235,7 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, brought to the host.
+/// Tensors on their way to a file, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -17319,7 +17315,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 // <chorus/comm/connect.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
-/// `connect`: makes the communicator of the processes of a job.
+/// `connect`: makes the communicator of a job's processes.
 
 // <chorus/comm/any_communicator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ANY_COMMUNICATOR_HPP
@@ -17329,12 +17325,12 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 // <chorus/comm/engine/engine.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_ENGINE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_ENGINE_HPP
-/// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
+/// `Engine`: executes the calls of a communicator, behind a virtual interface that knows bytes and no types.
 
 // <chorus/comm/communicator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
-/// What a communicator offers: collectives over a group of ranks, blocking and asynchronous.
+/// The interface of a communicator: collectives over a group of ranks, blocking and asynchronous.
 
 // <chorus/comm/work.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORK_HPP
@@ -17343,17 +17339,17 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 namespace chorus::comm {
 
-/// What a communicator keeps of its asynchronous collectives. They finish in the order in which they were called, so
-/// that a number, the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
+/// the ticket, is enough to name one: no allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
-  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws what it threw
+  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws its exception
   virtual bool done(std::uint64_t ticket) = 0;  ///< whether it has finished or failed
 };
 
-/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true; so the
-/// destructor waits too, at most as long as the communicator's timeout lets the collective run, and drops its error.
+/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
+/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
 class Work {
  public:
   Work() = default;
@@ -17397,9 +17393,9 @@ class Work {
 namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
-/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 counts as less
-/// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
-/// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
+/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 is less than 0, as in IEEE
+/// 754-2019's minimum and maximum: the order of the ranks does not change the bits. All engines do the same except
+/// NCCL, whose min and max ignore a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -17412,7 +17408,7 @@ struct CollectiveOptions {
   /// Multiplies this rank's contribution before it is reduced (NCCL's PreMulSum), without a pass of its own over
   /// memory. Only for all_reduce and reduce_scatter of floating-point numbers.
   double scale = 1;
-  trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
+  trace::Traffic traffic = trace::Traffic::control;  ///< the kind under which the bytes are counted
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
   int unit = -1;                                     ///< the number of a unit of parameters, likewise
 };
@@ -17464,7 +17460,7 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 
 namespace chorus::comm {
 
-/// An error that several threads will throw, each its own copy. Empty: no error.
+/// An error for several threads, each of which throws its own copy. Empty: no error.
 struct Failure {
   std::string what;
   bool timed_out = false;
@@ -17476,7 +17472,7 @@ struct Failure {
   }
 };
 
-/// Why a communicator was given up, set once and read from any thread.
+/// The reason for giving a communicator up, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
@@ -17507,15 +17503,15 @@ class AbortReason {
 // <chorus/comm/world.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, as a launcher tells it.
+/// A process's place among the processes of a job, from its launcher.
 
 namespace chorus::comm {
 
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
+/// The largest number of ranks of one communicator; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
 
-/// How a collective is done: the files of algorithms/. `automatic`: what is fastest for the ranks and the data. An
-/// all-reduce can be asked to be any other but `bruck`, which is for short messages.
+/// The algorithm of a collective: the files of algorithms/. `automatic`: the fastest for the ranks and the data. A user
+/// can request any of them for an all-reduce except `bruck`, which is for short messages.
 enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
 
 constexpr std::string_view name(Algorithm algorithm) {
@@ -17525,7 +17521,7 @@ constexpr std::string_view name(Algorithm algorithm) {
 }
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
@@ -17538,31 +17534,31 @@ constexpr std::string_view name(Backend backend) {
 inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and the number of processes
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
   /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
+  /// it. Needed if master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
   std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
-  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  /// The purpose of the meeting, in up to 63 characters: a rank with another purpose is refused by name.
   std::string purpose = {};
-  /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
-  /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
-  /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
+  /// The algorithm of all_reduce, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus'
+  /// own engines accept one. If the algorithm can't work with the data, the ring serves it: `in_place` needs memory of
+  /// the communicator (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
-  /// What `connect` takes where it isn't told another one; so groups that `split` makes go over what the job goes over.
+  /// The default backend of `connect`: groups of `split` use the job's backend.
   Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Eleven days: a clock can count to several times that from now.
+/// Eleven days: a clock can count several times that from now.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
 /// Throws UsageError, in the name of `who`, for a timeout out of range.
@@ -17591,7 +17587,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -17600,8 +17596,8 @@ struct Reduction {
   /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
-  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
-  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
+  /// multiply: a sum of two numbers has the same bits on every way.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -17618,24 +17614,24 @@ struct Call {
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
-  const void* in = nullptr;  ///< what this rank contributes
-  void* out = nullptr;       ///< where the result goes; `in` where a call is in place
+  const void* in = nullptr;  ///< this rank's contribution
+  void* out = nullptr;       ///< place of the result; `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
 
-  /// Where a trace shows it.
+  /// The lane of a trace.
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
-/// in the order in which they came. The first failure is final, and thrown by every later call.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
+/// their order. The first failure is final, and every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -17643,27 +17639,26 @@ class Engine {
   virtual Work later(const Call& call) = 0;
   /// See Communicator. From any thread, and while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
-  /// What carries the bytes: `shm`, `tcp`, ...
+  /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
-  /// where an engine does not know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
+  /// know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
-  /// What this rank's clock says: of a simulated one, its virtual time.
+  /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
+  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
   virtual std::string record() const { return {}; }
-  /// What its all-reduces were asked to be, see World.
+  /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
-  /// by itself. From any thread.
+  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
+  /// From any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
-  /// lives on.
+  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
-  /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
+  /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }
 
   /// This rank's number in the job.
@@ -17675,7 +17670,7 @@ class Engine {
 
 namespace detail {
 
-/// The engine of a group of one. Nothing moves, but results are where, and what, they would be.
+/// The engine of a group of one. Nothing moves, but results are as in a larger group.
 class Alone final : public Engine {
  public:
   Alone() : Engine(0, 1) {}
@@ -17725,16 +17720,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
-/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
-/// negative, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -17745,8 +17740,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
-/// back (-0 - -0 = 0). Where both are the same, it is 0.
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -17759,7 +17754,7 @@ struct Max {
   }
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
 template <class Function>
 void for_each_index(std::size_t count, Function f) {
   constexpr std::size_t block = 64;
@@ -17786,7 +17781,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -17862,17 +17857,16 @@ class AnyCommunicator {
 
   int rank() const { return engine_->rank; }
   int size() const { return engine_->size; }
-  /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
+  /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
-  /// `what`, for messages, lives on.
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
+  /// `what`, for messages, must live on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read and write each
-  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
-  /// null where other memory is as good. It may outlive the communicator.
+  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
+  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
+  /// good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
-  /// know, as over NCCL.
+  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
   /// This rank's clock; in a simulated group, see simulated/, virtual time.
   Clock::time_point time() const { return engine_->time(); }
@@ -17922,9 +17916,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order in which they were sent. `send` returns when `data` may be reused:
-  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
-  /// only then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
+  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
+  /// then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -17948,23 +17942,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
-  /// in an error that every rank throws. Slower than `barrier`. Over MPI and gloo it is a barrier, which names none.
+  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
+  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, the algorithm that serves it (`by ring`) where there
-  /// are several, when it began and how long it took, or that it is under way or failed. Where CHORUS_FLIGHT_RECORDER
-  /// is set, the first failure writes it to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's
-  /// calls, which come after those of host memory and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the
-  /// host makes them, and end when it sees that they have. Where a rank has died, the launcher gives the others half a
-  /// second to write theirs.
+  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
+  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
+  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
+  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
+  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
+  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
@@ -18037,12 +18030,11 @@ struct ConnectOptions {
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
-/// come. Throws UsageError for a World that makes no sense, for a backend that this program was built without, and for
-/// an all-reduce algorithm that can't run there; CommError when the port is in use, a rank is refused, as one that has
-/// chosen another backend or algorithm, or shared memory was asked for and cannot be had;
-/// TimeoutError, naming the missing ranks, after world.timeout. Takes over world.listen_fd. A group of one needs no
-/// address and opens no socket. Ranks that are threads (Backend::thread) meet within the process, those of one
-/// master_port in one group.
+/// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
+/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
+/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
+/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
+/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
 AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
@@ -18051,10 +18043,10 @@ Backend backend_of(std::string_view name);
 /// `auto`, `ring`, `direct`, `in_place` or `hierarchical`. Throws UsageError for another name.
 Algorithm all_reduce_of(std::string_view name);
 
-/// Makes the engine of one rank, where world.size is 2 or more.
+/// Makes the engine of one rank, if world.size is 2 or more.
 using EngineMaker = std::shared_ptr<Engine> (*)(const World& world);
 
-/// What `connect` calls for `backend`: how <chorus/comm/mpi.hpp> and its like, once included, make theirs known.
+/// The functions that `connect` calls for `backend`; <chorus/comm/mpi.hpp> and similar headers register theirs.
 bool register_backend(Backend backend, EngineMaker maker);
 
 }  // namespace chorus::comm
@@ -18073,27 +18065,27 @@ bool register_backend(Backend backend, EngineMaker maker);
 // <chorus/comm/algorithms/barrier.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has come.
+/// Barriers: calls that return when every rank has called them.
 
 // <chorus/comm/algorithms/collective.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
 
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -18103,16 +18095,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -18122,8 +18114,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -18157,17 +18149,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -18177,7 +18169,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -18194,9 +18186,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -18213,13 +18205,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -18228,52 +18220,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -18289,12 +18282,12 @@ class Transport {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+/// `JsonObject`: JSON that is written field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -18383,17 +18376,17 @@ class JsonObject {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
   std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;                         ///< how many bytes they are
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
   int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
@@ -18407,15 +18400,15 @@ struct Collective {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank hands to another one.
+  /// Counts bytes that this rank sends to another one.
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so no rank waits for room in a circle.
+  /// the one before, so there is no circle of ranks that wait for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
-  /// that is worth a hand-over.
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -18426,15 +18419,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -18443,15 +18436,15 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
-/// among which this rank now has, or has sent, `value`.
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
   const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
@@ -18476,8 +18469,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
-/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -18519,7 +18512,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -18527,8 +18520,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
-/// others wait for its second answer as long anew: it may have come late itself.
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -18564,7 +18557,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+/// The algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -18578,19 +18571,19 @@ inline void monitored_barrier(const Collective& c) {
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
 
 namespace chorus::comm {
 
-/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
 struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// chunks: this rank's first; then all.
+/// chunks: first only this rank's; then all.
 inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
   const auto chunk = count * c.reduction.element;
@@ -18600,7 +18593,7 @@ inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t c
     relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
     relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `chunks` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from its place
 }
 
 }  // namespace detail
@@ -18617,8 +18610,8 @@ inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::by
                        chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
-/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
@@ -18645,15 +18638,15 @@ inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t c
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
 
 namespace chorus::comm {
 
-/// The pieces that a queue has to hold.
+/// The number of pieces that a queue has to hold.
 inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
@@ -18703,11 +18696,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // As the others have done with theirs: the sum is the same, whoever owns it.
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -18770,8 +18763,8 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
-  // has not read yet. With room for them nobody waits in a circle.
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -18789,11 +18782,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
-/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
-/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
+/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
+/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
+/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
+/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -18807,9 +18800,9 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
-/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
-/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
 ///
 /// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
 
@@ -18817,7 +18810,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
 /// place.
 struct RingSteps {
   const Collective& c;
@@ -18851,7 +18844,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   const detail::RingSteps ring{c};
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank that stands `steps` further on.
+    // The chunk of the rank `steps` further on.
     const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
     const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
     const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
@@ -18859,7 +18852,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -18945,7 +18938,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  // The chains below use other links than other collectives: neighbours in the ring first name their call.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -18971,30 +18964,31 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 // <chorus/comm/algorithms/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
-/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank tells the others first.
+/// A rank's first message to the others.
 struct Offer {
   Window window = {};
   double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
-  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
-  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
-/// both compute, the one that came first.
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -19007,7 +19001,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -19042,21 +19036,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call goes on here. All ranks come to the same answer.
+  /// Whether the call continues here. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
-  /// each owns as much as the others, as they send what they own to several.
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
-  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -19103,9 +19097,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
-/// else.
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -19141,7 +19134,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -19160,11 +19153,11 @@ class WorkInPlace {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
-/// then nothing has changed.
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -19176,7 +19169,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has brought its own chunk.
+/// all: size * count numbers, of which each rank has its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -19211,8 +19204,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
-/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -19220,7 +19213,7 @@ struct Row {
   bool (*run)(const Collective&, Data...);
 };
 
-/// What always can.
+/// The algorithm that always works.
 template <auto algorithm>
 inline constexpr auto always = [](const Collective& c, auto... data) {
   algorithm(c, data...);
@@ -19230,28 +19223,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
 inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that its way counts more than one message more.
+/// Long enough that the algorithm matters more than one more message.
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
-/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// Where the ring has N - 1 rounds; three ranks have two in both.
+/// The ring has N - 1 rounds here; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// A call is served by the first row that gains from it.
+// The first row that gains serves a call.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -19270,7 +19263,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// What one can ask for, and where that can be.
+/// The algorithms that a user can request, and where each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -19293,8 +19286,8 @@ inline constexpr Choice all_reduce_choices[] = {
 
 }  // namespace detail
 
-/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
-/// of them do so.
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
 [[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
   std::string possible, lacking;
   for (const auto& choice : detail::all_reduce_choices) {
@@ -19307,9 +19300,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
-/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
-/// is told which one begins.
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -19334,7 +19327,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -19349,7 +19342,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -19364,7 +19357,7 @@ inline const char* env(const char* name) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -19372,8 +19365,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -19387,25 +19380,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -19441,10 +19434,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -19481,22 +19474,22 @@ class FlightRecorder {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
 
 namespace chorus::comm {
 
-/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
-/// after it are dropped, and their Works throw it too.
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
 class InOrder final : public Progress {
  public:
   explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
-  /// it runs, too: it is for `run` to let it fail.
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -19508,8 +19501,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
-  /// there can be none.
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -19532,7 +19525,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -19540,7 +19533,7 @@ class InOrder final : public Progress {
     return ask();
   }
 
-  /// Finishes what was given and ends the thread.
+  /// Finishes all calls and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -19551,7 +19544,7 @@ class InOrder final : public Progress {
   }
 
  private:
-  /// Does what was given, or waits while another thread does.
+  /// Runs the calls, or waits while another thread does.
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
@@ -19561,7 +19554,7 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// What a caller leaves is the background thread's.
+  /// The background thread runs the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
@@ -19619,7 +19612,7 @@ class InOrder final : public Progress {
 // <chorus/comm/engine/traced_call.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
 
 namespace chorus::comm {
 
@@ -19653,7 +19646,7 @@ struct TracedCall {
 
 namespace chorus::comm {
 
-/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
 class QueuedEngine : public Engine {
  public:
   void now(const Call& call) final {
@@ -19678,23 +19671,23 @@ class QueuedEngine : public Engine {
   QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
       : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
-  /// Carries out one call, or throws why not. By one thread at a time.
+  /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
-  /// After a call that has failed, in its thread.
+  /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
   }
 
   InOrder& calls() const { return *calls_; }
-  /// Which algorithm serves the call that runs.
+  /// The algorithm of the running call.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
@@ -19704,7 +19697,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  /// Returns its failure. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -19729,7 +19722,7 @@ class QueuedEngine : public Engine {
     return failure;
   }
 
-  /// Numbers a call and writes it down.
+  /// Numbers and records a call.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
@@ -19755,8 +19748,8 @@ class QueuedEngine : public Engine {
     listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
-  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why.
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
   [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
@@ -19794,8 +19787,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
-/// in the job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -19833,7 +19826,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
   }
 }
 
-/// Runs each call with the algorithm of this folder that serves it.
+/// Runs each call with the chosen algorithm of this folder.
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
@@ -19878,8 +19871,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
-  /// an all-reduce that can't be done there.
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -19899,16 +19892,16 @@ static_assert(Communicator<TransportCommunicator>);
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -19924,10 +19917,10 @@ AnyCommunicator join_thread_group(const World& world);
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board, see shm_board.hpp, then holds a queue for each ordered
-/// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
-/// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
-/// by side, so that a short message costs one transfer between two cores' caches.
+/// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
+/// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
+/// the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side by side, so that a short
+/// message costs one transfer between two cores' caches.
 
 // <chorus/comm/transport/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
@@ -19940,10 +19933,10 @@ AnyCommunicator join_thread_group(const World& world);
 
 namespace chorus::comm {
 
-/// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
+/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
 /// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
-/// known, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
+/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
+/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
 /// timed.
 class FarCopy {
  public:
@@ -19970,7 +19963,7 @@ class FarCopy {
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
 #endif
     detail::copy_bytes(out + i, in + i, bytes - i);
-    finish();  // before the flag that says that it is there
+    finish();  // before the flag that announces it
   }
   static void finish() {
 #if defined(__SSE2__)
@@ -19979,10 +19972,10 @@ class FarCopy {
   }
 
   /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, of which the reader pays for more. A sample in which the thread was interrupted says nothing: two in a row
+  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
   /// have to agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache: it is not what is timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);
@@ -20006,14 +19999,14 @@ class FarCopy {
 // <chorus/comm/transport/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
 
 // <chorus/comm/meeting/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
-/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
-/// there were ranks.
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
+/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
+/// existed.
 
 #include <sys/random.h>
 
@@ -20041,7 +20034,7 @@ inline std::uint64_t random_key() {
   return key;
 }
 
-/// What the launcher's own tokens begin with; 64 random digits follow.
+/// The beginning of the launcher's own tokens; 64 random digits follow.
 inline constexpr std::string_view launched = "launched-";
 
 /// Whether this program can prove that it knows the token.
@@ -20050,7 +20043,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
+/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -20069,7 +20062,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on where they differ.
+/// In a time that does not depend on the place of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
@@ -20090,7 +20083,7 @@ namespace chorus::comm {
 
 class SharedRegion {
  public:
-  /// Zeroed memory, which takes room only where it has been written.
+  /// Zeroed memory, which takes room only after it has been written.
   static SharedRegion create(std::size_t bytes) {
     rlimit most{};  // beyond it the next line but one would end this process
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
@@ -20109,7 +20102,7 @@ class SharedRegion {
   /// The region that process `pid` of this machine and user has created and knows as `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, a device that does something when it is opened, too.
+    // On another machine it may be anything, even a device that reacts to opening.
     char target[64] = {};
     const auto length = readlink(path.c_str(), target, sizeof target - 1);
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
@@ -20117,7 +20110,7 @@ class SharedRegion {
     SharedRegion region;
     region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
+    // An access to memory beyond a file's end would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
                      " is too small");
     region.map(bytes);
@@ -20137,9 +20130,9 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  /// Reserves room for a part now: if the machine has none left, writing there later would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call: a timer's would do so for ever
     for (std::size_t done = 0; done < bytes; done += step) {
       const auto size = static_cast<off_t>(std::min(step, bytes - done));
       int error = EINTR;
@@ -20188,14 +20181,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// Which memory it is: 0 once its owner has let go of it.
+  /// The identity of the memory: 0 once its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
+  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -20231,8 +20224,8 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
-/// longer there.
+/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
+/// exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
@@ -20244,11 +20237,11 @@ class SharedMemory {
 /// The regions of one other process that this one has mapped.
 class MappedWindows {
  public:
-  /// What the window of process `pid` shows; null where it can't be mapped.
+  /// The memory of the window of process `pid`; null if it can't be mapped.
   std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) {  // given back since
+    std::erase_if(known_, [](const Known& known) {  // released since
       return SharedMemory::key_in(known.region) != known.key;
     });
     try {
@@ -20273,8 +20266,8 @@ class MappedWindows {
 // <chorus/comm/transport/shm_board.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
-/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
-/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
+/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -20306,13 +20299,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// What a rank that sleeps waits for.
+/// The reason of a sleeping rank.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
     for_data,    ///< of `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank that goes by the name `rank` and has no seat here
+    for_another  ///< for a rank with the name `rank` and without a seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -20324,11 +20317,11 @@ struct alignas(8) Waiting {
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
-  std::atomic<Clock::rep> pulse;     ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // Of the board of a whole job: the same of its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have boards of their own.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -20346,11 +20339,11 @@ struct Board {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
 static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
 
-/// One rank's place at a board, from when it takes its seat until it leaves.
+/// One rank's place at a board, from taking its seat until leaving.
 class Place {
  public:
-  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are some of a group.
+  /// If the board names the ranks' processes, it watches for their deaths. `names`: the ranks' names in messages, if
+  /// they are some of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -20378,8 +20371,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// The group's ranks go by these numbers in messages, where it is a part of the job; else it is the job, and ranks
-  /// tell each other at this board whom they wait for in groups. Before the first wait.
+  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
+  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -20395,9 +20388,9 @@ class Place {
   }
 
   /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, of which it waits for `what`, to ring its bell. Who sets a flag looks at the seat afterwards,
-  /// who writes to the seat looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
-  /// Throws LinkError and LinkTimeout as Transport says.
+  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
+  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
+  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -20417,7 +20410,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -20425,22 +20418,22 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
-    check();  // why it has left, if it has said so
+    check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
   /// no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
-  /// long it has waited so far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
+  /// far. May throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
@@ -20456,11 +20449,12 @@ class Place {
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
-  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
+  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
+  /// consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
-  /// in the middle of it is waited for until the deadline.
+  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
+  /// deadline for a rank that stands still in the middle of it.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -20469,7 +20463,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This one does. From any thread.
+  /// This rank gives up. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -20482,10 +20476,10 @@ class Place {
   }
 
  private:
-  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::chrono::milliseconds nap{20};  // between two checks of a sleeper
   static constexpr int nobody = -1;
 
-  /// This process's place at the board of its job, where it has one.
+  /// This process's place at the board of its job, if it has one.
   struct OfJob {
     std::mutex mutex;
     Place* place = nullptr;
@@ -20534,7 +20528,7 @@ class Place {
     return ended && seat(who).left.load() == 0;
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int peer) const {
     int who = name_in_job(peer);
     std::string text = cat("rank ", who);
@@ -20550,7 +20544,7 @@ class Place {
     }
     return text;
   }
-  /// What this board tells of a rank of the job: for whom it waits.
+  /// This board's news of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -20576,7 +20570,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail
@@ -20602,7 +20596,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -20610,8 +20604,8 @@ class ShmTransport final : public Transport {
     return region;
   }
 
-  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths. `names`: what messages call the ranks, where these are some of a job.
+  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. If the region names the ranks' processes, it watches for
+  /// their deaths. `names`: the ranks' names in messages, if they are some of a job.
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
                std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
@@ -20622,7 +20616,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Writes down, before anyone takes a seat, which process a rank is.
+  /// Records, before anyone takes a seat, the process of a rank.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -20655,7 +20649,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
+    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -20706,7 +20700,8 @@ class ShmTransport final : public Transport {
   void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then a copy that bypasses the caches is
+    // faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
     slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
@@ -20729,8 +20724,8 @@ class ShmTransport final : public Transport {
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
 
-  /// Before `bytes` after the head of a queue's next slot are touched. Throws where the machine has no memory left:
-  /// touching them would end the process.
+  /// Call it before an access to `bytes` after the head of a queue's next slot. Throws if the machine has no memory
+  /// left: the access would end the process.
   void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
     auto& taken = room[peer][next[peer]];
@@ -20774,7 +20769,7 @@ namespace detail {
   return group;
 }
 
-/// Where threads of this process wait for the others of their group, by port.
+/// The meeting places of threads of this process, by port.
 class ThreadRendezvous {
  public:
   static ThreadRendezvous& instance() {
@@ -20788,7 +20783,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // One that has failed stays until all have heard of it, or one of them tries again.
+    // A failed one stays until all have learned of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -20830,7 +20825,7 @@ class ThreadRendezvous {
     const Algorithm all_reduce;
     int present = 0;
     std::vector<AnyCommunicator> ranks;
-    std::string failure;  // why there are none
+    std::string failure;  // the reason if there are none
     std::condition_variable complete;
   };
 
@@ -20866,12 +20861,12 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
-/// What they say to each other is in rendezvous_messages.hpp.
+/// Their messages are in rendezvous_messages.hpp.
 
 // <chorus/comm/meeting/acceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anybody, where only some are wanted.
+/// `Acceptor`: accepts connections from anybody, although only some are wanted.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -20888,12 +20883,12 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
-/// answer it lasts as long as the system's settings say, half a minute as a rule.
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
+/// lasts as long as the system's settings say, usually half a minute.
 
 namespace chorus::comm::detail {
 
-/// What getaddrinfo says.
+/// The result of getaddrinfo.
 struct Found {
   int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
   sockaddr_storage storage{};
@@ -20913,14 +20908,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
+/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -20948,9 +20943,9 @@ inline std::string without_brackets(std::string name) {
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
 /// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
 ///
-/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
-/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
-/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+/// In the handshake both sides prove that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that a later leak of the token does not reveal earlier traffic. One suite, no
+/// certificates, no tickets, no early data: a downgrade is impossible.
 
 struct ssl_st;  // OpenSSL's
 
@@ -20961,22 +20956,22 @@ class Tls {
  public:
   enum class Side { server, client };
 
-  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
-  /// OpenSSL, CommError where OpenSSL fails.
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError if the program was built without
+  /// OpenSSL, CommError if OpenSSL fails.
   Tls(int fd, Side side, const std::string& token);
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
   ~Tls();
 
-  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing. What `send` has not moved whole it is to be given again.
+  /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
+  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and nobody has received yet.
+  /// Whether there are bytes that have left the socket and have not been received.
   bool holds_bytes() const;
-  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
   std::string trouble() const;
 
  private:
@@ -20992,7 +20987,7 @@ class Tls {
   std::array<unsigned char, 32> key_{};
   std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
-  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
+  std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;
@@ -21064,8 +21059,7 @@ inline SSL_CTX* tls_context() {
 
 }  // namespace detail
 
-/// The socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone. What is written goes to
-/// `out_`.
+/// The socket as OpenSSL's BIO; OpenSSL's own would raise SIGPIPE if the other end is gone. Written data go to `out_`.
 struct Tls::Socket {
   static BIO_METHOD* method() {
     static BIO_METHOD* const method = [] {
@@ -21144,7 +21138,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // why it is refused, for the other side to know
+    flush();  // the reason of the refusal, for the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -21164,7 +21158,8 @@ CHORUS_INLINE bool Tls::shake_hands() {
   return proven_;
 }
 
-/// What has become of a call of OpenSSL: false, with what it awaits, or without where the connection has ended.
+/// The result of a call of OpenSSL: false, with the event that it waits for, or without one if the connection has
+/// ended.
 CHORUS_INLINE bool Tls::succeeded(int code) {
   awaits_ = 0;
   if (code == 1) return true;
@@ -21177,7 +21172,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends what is encrypted; true once all of it has gone.
+/// Sends the encrypted data; true once all of them have gone.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {
@@ -21254,7 +21249,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent anything.
+  /// Whether it is an address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -21275,7 +21270,7 @@ struct Address {
     return text;
   }
 
-  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  /// From a numeric address, also `[::1]`; nothing for a name.
   static std::optional<Address> in_numbers(const std::string& text) {
     const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
     if (found.code != 0) return std::nullopt;
@@ -21285,8 +21280,8 @@ struct Address {
     return address;
   }
 
-  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
-  /// such name, TimeoutError where nobody knows by the deadline.
+  /// Looks `name` up; it may be a numeric address, `::1` or `[::1]`, too. Throws CommError if there is no such name,
+  /// TimeoutError if there is no answer by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
@@ -21298,7 +21293,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
+  /// own.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -21332,7 +21328,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: somebody else closes it.
+  /// Gives the socket away: its new owner closes it.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -21357,8 +21353,8 @@ class Socket {
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
-  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
-  /// can, on loopback, be connected to itself: that does not count.
+  /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+  /// listener can be connected to itself: that does not count.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
@@ -21368,7 +21364,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// What has gone wrong with it, once.
+  /// Its error, once.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -21381,8 +21377,8 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
-  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
+  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
     constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
@@ -21398,19 +21394,19 @@ class Socket {
     return address;
   }
 
-  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
-  /// calls that move bytes. Throws as Tls does.
+  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
+  /// move bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
+  /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
     return why.empty() ? why
                        : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
   }
-  /// What to poll for, to do this.
+  /// The events to poll for.
   short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
 
-  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
+  /// Moves as many bytes as possible without waiting; -1 if the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
     if (tls_) [[unlikely]]
       return tls_->send(bytes);
@@ -21437,7 +21433,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false when the connection ends or the deadline comes first.
+  /// Moves all bytes; false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -21463,13 +21459,13 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
+  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
   }
-  /// The same, whether all has been read or not.
+  /// The same, even if some data have not been read.
   bool hung_up() const {
     pollfd entry{fd_, POLLRDHUP, 0};
     return poll(&entry, 1, 0) > 0;
@@ -21482,7 +21478,7 @@ class Socket {
   std::unique_ptr<Tls> tls_;
 };
 
-/// The bytes of a struct that is sent as it is.
+/// The bytes of a struct that is sent unchanged.
 template <class T>
 requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
   return {reinterpret_cast<std::byte*>(&value), sizeof value};
@@ -21493,17 +21489,17 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::comm {
 
-/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
-/// connection, so that an overheard proof is of no use.
+/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
+/// that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
-  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
+  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
   std::array<std::uint8_t, 7> reserved{};
   Nonce nonce{};
 };
 static_assert(is_message<Challenge, 32>);
 
-/// A connection, and the first bytes that came over it.
+/// A connection and its first bytes.
 struct Accepted {
   Socket socket;
   Nonce nonce{};
@@ -21519,14 +21515,14 @@ struct Accepted {
   }
 };
 
-/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
-/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
-/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
-/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
-/// new ones are not accepted.
+/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
+/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
+/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
+/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
+/// ones are not accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -21540,8 +21536,8 @@ class Acceptor {
       most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
   }
 
-  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
-  /// `others` has an event.
+  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
+  /// the `others` has an event.
   [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
       while (!readable_.empty()) {
@@ -21555,9 +21551,9 @@ class Acceptor {
     }
   }
 
-  /// How many have gone, or were closed, without a complete hello.
+  /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// Why the last one of them was, where it is known.
+  /// The reason for the last of them, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -21577,12 +21573,12 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts all that wait at the listener. False where some may be left there.
+  /// Accepts all connections that wait at the listener. False if some may be left.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
-      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
         if (!make_room()) return false;
         continue;
       }
@@ -21598,7 +21594,7 @@ class Acceptor {
     }
   }
 
-  /// Closes those that have had their time; they stand in the order in which they came.
+  /// Closes the connections whose time is over; they are in the order of arrival.
   bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
@@ -21609,7 +21605,7 @@ class Acceptor {
     return some;
   }
 
-  /// Until somebody can be heard. True where it is time to return.
+  /// Waits until a connection has data. True if it is time to return.
   bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
@@ -21634,7 +21630,7 @@ class Acceptor {
   bool encrypted_;
   std::string token_;
   std::chrono::seconds patience_;
-  std::vector<Accepted> waiting_;      ///< in the order in which they came
+  std::vector<Accepted> waiting_;      ///< in the order of arrival
   std::vector<std::size_t> readable_;  ///< those of them that have sent something
   std::vector<pollfd> events_;
   std::size_t strangers_ = 0;
@@ -21647,18 +21643,18 @@ class Acceptor {
 // <chorus/comm/meeting/rendezvous_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
-/// What ranks and rank 0 say to each other when they meet.
+/// The messages between ranks and rank 0 at their meeting.
 ///
 /// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
 /// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
 /// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
-/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
-/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
-/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
-/// on loopback, too.
+/// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
+/// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
+/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
+/// switches it on for loopback, too.
 
 namespace chorus::comm::detail {
 
@@ -21694,7 +21690,7 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+/// The proof that the sender of `message` knows the token, for the other side's challenge.
 template <class Message>
 Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
   return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
@@ -21704,7 +21700,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return same(message.proof, proof_of(message, challenge, token));
 }
 
-/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+/// The rules of a meeting: its address, and whether it is encrypted. Throws UsageError.
 [[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
@@ -21725,8 +21721,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
-/// that is not encrypted and has to be.
+/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
+/// the other side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -21736,7 +21732,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
@@ -21766,14 +21762,14 @@ inline std::uint64_t machine_id() {
 
 namespace chorus::comm {
 
-/// What the ranks agreed on.
+/// The agreement of the ranks.
 struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
+  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
-  bool encrypted = false;                    ///< tcp: what they say there
+  bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
 
 namespace detail {
@@ -21781,7 +21777,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// How long somebody whose connection has ended may take to come again, before it counts as gone.
+/// The time in which a rank whose connection has ended may return before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -21824,7 +21820,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // agreeing needs descriptors that strangers may hold
+    acceptor.reset();  // the agreement needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -21832,11 +21828,11 @@ class Host {
   struct Rank {
     Socket socket;
     Hello hello;
-    Deadline back_by{};  ///< where its connection has ended: until when it may come again
+    Deadline back_by{};  ///< if its connection has ended: the deadline for its return
   };
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Whether all ranks are here, still. Throws CommError for one that is gone.
+  /// Whether all ranks are still here. Throws CommError for a rank that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
@@ -21864,7 +21860,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or says why not.
+  /// Gives a rank its place, or the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -21935,7 +21931,7 @@ class Host {
     return meeting;
   }
 
-  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  /// If there is none: false, and a notice; an error if it was requested.
   bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
@@ -21972,9 +21968,9 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< whose hello was another one
+  std::size_t strangers_ = 0;  ///< connections with another hello
   bool encrypted_ = false;
-  bool misled_ = false;  ///< the ranks of other machines, by the address's name
+  bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
 
 /// The other ranks' side.
@@ -21997,7 +21993,7 @@ class Host {
   Socket host;
   Answer answer;
   const char* trouble = "no answer";
-  std::optional<Deadline> met;  // when rank 0 was last there
+  std::optional<Deadline> met;  // the time of rank 0's last answer
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
@@ -22040,7 +22036,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 hears of it and decides for all.
+      // Rank 0 learns of it and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
@@ -22063,8 +22059,8 @@ class Host {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another
-/// one. A process that dies closes both; the others see the news connection end without a goodbye.
+/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
+/// process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -22094,19 +22090,19 @@ class TcpTransport final : public Transport {
  public:
   static constexpr std::size_t slot_bytes = 512 * 1024, slots = 8;
 
-  /// The connections to one peer, with what is half sent and half received.
+  /// The connections to one peer, with half-sent and half-received data.
   struct Peer {
     Socket data, news;
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
-    std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
+    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
     detail::PieceHead head;                      ///< of the piece that comes in
-    std::size_t received = 0;                    ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;  ///< the news that come in
+    detail::News last;  ///< the last news
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -22118,15 +22114,15 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
-  /// nor in a process that has been forked from it.
+  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
+  /// that it is gone, nor in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
     if (complete) tell_all({.kind = detail::News::leaves});
   }
 
-  /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
+  /// By rank; connect them before any other call. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
 
   std::byte* acquire(int peer) override {
@@ -22168,8 +22164,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
-  /// unread that they queue up here is not told: reasons to give up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
+  /// its news unread that they queue up here is not told: reasons for giving up need that room.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -22184,15 +22180,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
-  /// tells each other one, and on a busy machine that takes longer than what they wait for.
+  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
+  /// rank tells each other one, and on a busy machine that takes longer than the wait.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -22238,7 +22234,7 @@ class TcpTransport final : public Transport {
     push(peer);
   }
 
-  /// Sends what goes without waiting.
+  /// Sends as much as possible without waiting.
   void push(int peer) {
     auto& p = at(peer);
     while (p.used != 0) {
@@ -22264,7 +22260,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives what is there; true once a whole piece is.
+  /// Receives the arrived data; true once a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -22282,8 +22278,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last
-  /// of what it sent has come.
+  /// The data connection has ended: the news may give the reason, or end too. The news that a rank leaves may arrive
+  /// before the last of its data.
   [[noreturn, gnu::cold]] void lost(int peer) {
     for (int i = 0; i < 10 && !at(peer).left; ++i) {
       read_news();
@@ -22299,7 +22295,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends what other peers have room for, and hears the news.
+  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -22358,7 +22354,7 @@ class TcpTransport final : public Transport {
       if (at(who).news) at(who).news.try_send(bytes_of(news));
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int who) {
     auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
@@ -22387,9 +22383,9 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-  /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
-  /// region, as under another user, none of them does. Throws CommError.
+  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
+  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
+  /// region, for example under another user, none of them uses it. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -22497,17 +22493,17 @@ class HybridTransport final : public Transport {
     shm_->may_spin = may_spin;
     return *shm_;
   }
-  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  /// A rank that waits inside of the machine also hears the other machines, and both learn for whom it waits.
   void listen_on_both_sides() {
     tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
     shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
-      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      if (waited < std::chrono::milliseconds(20)) return;  // checking every connection takes time
       tcp_->check();
       if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
     };
   }
-  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
-  /// what the network had no room for.
+  /// Before this rank waits for a rank of its machine, it sends the rest of its data to other machines: the network may
+  /// have had no room, and that rank may wait for one of them.
   template <class Ready>
   void send_until(int peer, const Ready& ready) {
     const auto deadline = Clock::now() + timeout;
@@ -22552,7 +22548,7 @@ class HybridTransport final : public Transport {
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -22564,7 +22560,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to a rank before this one, on its way.
+/// A connection to an earlier rank, on its way.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -22585,11 +22581,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
-  /// CommError, which names the rank.
+  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
+  /// name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so where the connection has ended in good order
+      errno = 0;  // stays so if the connection has ended in good order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -22611,7 +22607,7 @@ class MeshCall {
   std::string who() const { return cat("rank ", world_.rank, ": "); }
   std::string whom() const { return cat("rank ", rank(), " at ", address_); }
 
-  /// Counts what has moved; true once that is all.
+  /// Counts moved bytes; true once all have moved.
   bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
     if (n < 0) {
       const int error = heard_ == 0 ? errno : 0;
@@ -22634,9 +22630,9 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
-/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
-/// cannot be reached.
+/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
+/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
+/// that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -22667,7 +22663,7 @@ class MeshCall {
     auto accepted = missing == 0 && calls.empty()
                         ? Accepted()
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
-    for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
+    for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
     if (!accepted.socket && Clock::now() >= deadline) {
@@ -22729,7 +22725,7 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  auto listener = Socket::adopt(world.listen_fd);  // closed by any error here
   check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend == Backend::automatic ? world.backend : options.backend;
@@ -22742,7 +22738,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
   if (maker) {
-    World control = world;  // the engine's own, for what goes before its library's
+    World control = world;  // the engine's own, for its calls before the library's
     control.backend = Backend::automatic;
     return AnyCommunicator(maker(control));
   }
@@ -22781,7 +22777,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 // <chorus/core/from_chars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
-/// Numbers from text, where the standard library has std::from_chars for integers alone (libc++ before LLVM 20), too.
+/// Numbers from text, also if the standard library has std::from_chars for integers alone (libc++ before LLVM 20).
 
 #include <cctype>
 #include <cerrno>
@@ -22789,7 +22785,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 namespace chorus::detail {
 
-/// std::from_chars by strtod, in the "C" locale. Of "0x1" it reads the 0, as that does.
+/// std::from_chars by strtod, in the "C" locale. From "0x1" it reads the 0, like std::from_chars.
 template <std::floating_point T>
 std::from_chars_result from_chars_by_strtod(const char* first, const char* last, T& value) {
   if (first == last || *first == '+' || std::isspace(static_cast<unsigned char>(*first)))
@@ -22915,16 +22911,15 @@ struct DeviceList {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -22940,7 +22935,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -23011,22 +23006,22 @@ inline std::string format_list(const char* form, std::va_list values) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -23036,8 +23031,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -23259,8 +23254,8 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -23269,7 +23264,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -23285,7 +23280,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -23294,7 +23289,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -23330,16 +23325,16 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -23349,14 +23344,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -23368,17 +23363,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -23389,8 +23384,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -23399,13 +23394,13 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -23422,7 +23417,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -23488,7 +23483,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -23547,8 +23542,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -25140,12 +25135,12 @@ int launch(int argc, char** argv, Body&& body) {
 // <chorus/core/check_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
-/// `check_output`: whether what a program has printed is where it belongs.
+/// `check_output`: whether the program's output has reached its destination.
 
 namespace chorus::detail {
 
-/// Writes what is left of this process's standard output. Throws FileError where that fails, or failed before: on a
-/// full disk, say. Left to the end of the process, that would be noticed by nobody.
+/// Writes the rest of this process's standard output. Throws FileError if that fails, or failed before, for example on
+/// a full disk. At the end of the process nobody would notice the failure.
 [[gnu::cold]] inline void check_output() {
   const HeldSignal held(SIGXFSZ);
   errno = 0;
@@ -32609,38 +32604,38 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 // <chorus/core/batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
+/// The devices or ranks that share the current batch, for operators with statistics of the whole batch (SyncBatchNorm)
+/// or with ranges of it (QuantizationAware).
 
 namespace chorus {
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order.
+/// A policy's service for the operators of a forward pass, and of the backward pass after it. All members make the same
+/// calls in the same order.
 class BatchGroup {
  public:
   virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
+  /// Sums over all members, in place; the same bits for each. Throws CommError if a member is lost.
   virtual void sum(std::span<double> values) = 0;
-  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
                      "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
                      "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
-  /// What this member's gradients will be multiplied by before all are added up.
+  /// The factor by which this member's gradients are multiplied before all are summed.
   virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  /// Whether the pass is recorded as one graph of all members' devices. Otherwise `sum` sums, forward and backward.
   virtual bool recorded() const { return false; }
-  /// Where it is: what each member gives, in their order.
+  /// For one graph: each member's contribution, in their order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Which of the members this is, and a number of the pass that they are in.
+  /// This member's number, and the number of its pass.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
-  /// Whether this thread may take part now: asked where backward computes something again.
+  /// Whether this thread may take part now: asked if backward computes something again.
   virtual bool is_here() const { return true; }
 };
 
-/// The group of this thread's forward pass; null where the batch is whole.
+/// The group of this thread's forward pass; null if the batch is whole.
 inline std::shared_ptr<BatchGroup>& batch_group() {
   thread_local std::shared_ptr<BatchGroup> group;
   return group;
@@ -36458,7 +36453,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -37626,12 +37621,12 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel notes the first one, goes on
-/// without it, and the next call that waits for the device throws.
+/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
+/// continues without it. The next call that waits for the device throws.
 
 namespace chorus::cuda {
 
-/// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -37639,7 +37634,7 @@ struct Fault {
   std::int64_t place, value, limit;
 };
 
-/// The device's note. Throws DeviceError.
+/// The device's record. Throws DeviceError.
 inline Fault* fault_of(Cuda device) {
   static std::array<std::once_flag, Cuda::max_devices> once;
   static std::array<Fault*, Cuda::max_devices> faults{};
@@ -37654,13 +37649,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
+/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // of several threads that see it one throws it
+  static std::mutex mutex;  // if several threads see it, one throws it
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -37670,8 +37665,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all that it has been given. Throws what went wrong on the
-/// way: DeviceError, UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
+/// UsageError for bad input that only a kernel saw, TimeoutError.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -45766,7 +45761,7 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// The first parameter whose gradient is not finite; null if there is none.
+/// The first parameter whose gradient is not finite; null where there is none.
 template <Device D>
 [[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters) {
@@ -45785,7 +45780,7 @@ template <Device D>
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
                        "; the first one that is not finite is that of ", first);
 }
-/// Throws NonFiniteError with the norm and the parameter if the norm is not finite.
+/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
 void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
                   const char* none = "several together") {
@@ -45806,7 +45801,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The ranks that share these parameters, in the order of the parameters; none if this process has all of them.
+/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -45815,7 +45810,7 @@ std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedPar
       all.push_back(ranks);
   return all;
 }
-/// The norm if ranks share the parameters: each number counts once, and all ranks get the same bits.
+/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
 template <Device D>
 [[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
                                   const std::shared_ptr<ModelRanks>& ranks) {
@@ -45835,8 +45830,8 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
-/// Multiplies gradients, if necessary, so that a common norm of `norm` becomes at most `max_norm`. If the norm is NaN,
-/// all gradients become NaN.
+/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
+/// number makes all gradients so.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
@@ -45852,19 +45847,20 @@ inline void check_max_norm(double max_norm) {
 
 /// Options of clip_grad_norm.
 struct ClipGradNormOptions {
-  /// Throw NonFiniteError, before any gradient is changed, if the norm is infinite or NaN.
+  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
   bool error_if_nonfinite = false;
 };
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`. Returns the norm before.
-/// Squares are summed in double, so that squares of floats don't overflow. Under DistributedDataParallel call it after
-/// backward, when all ranks hold the same gradients. If each rank has a part of the parameters, the norm is still one
-/// device's, and all ranks call it with the same of `net.parameters()`. In a step that Graphed captures it returns NaN,
-/// since only the device knows the norm.
+/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
+/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
+/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
+/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
+/// returns NaN, since there the device alone knows the norm.
 ///
-/// As in PyTorch, an infinite norm makes finite gradients 0 and the others NaN, and a norm of NaN makes all gradients
-/// NaN. So a fault shows in all weights, and clipping does not hide it. With `{.error_if_nonfinite = true}` it is a
-/// NonFiniteError instead, with the norm and the name of the first such parameter; in a captured step a UsageError.
+/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
+/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
+/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
+/// name; UsageError in a step that is captured.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
@@ -45889,8 +45885,8 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 }
 
-/// Limits every number of all gradients to [-limit, limit]. NaN stays NaN, as in PyTorch. Throws UsageError unless the
-/// limit is positive.
+/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
+/// UsageError unless the limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
@@ -48391,7 +48387,7 @@ class ParallelApply {
 // <chorus/comm/nccl/device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, by any library.
 
 namespace chorus::comm {
 
@@ -48403,10 +48399,10 @@ struct DevicePiece {
 };
 
 /// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
-/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
-/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
-/// deadline. The first failure is final, for all devices.
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after the present
+/// work of the thread's compute stream, and later work of the stream runs after the collective; the host continues. So
+/// a later call throws the failure of a device: CommError, or TimeoutError after the group's deadline. The first
+/// failure is final, for all devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;
@@ -48416,23 +48412,22 @@ class DeviceGroup {
 
   /// Meets the others.
   virtual void join(int rank) = 0;
-  /// Everybody's pieces := device 0's.
+  /// All devices' pieces := device 0's.
   virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
-  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  /// Device 0's pieces := the sums of all devices' pieces, in float or double, added in the library's order.
   virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
   virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
-  /// any thread.
+  /// Gives up, because of a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
-  /// Where something failed first; -1: nowhere.
+  /// The device of the first failure; -1: none.
   virtual int failed() = 0;
 };
 
-/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+/// Makes the group of these GPUs, all of them different. `timeout`: each device's limit for the others in a call.
 using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
                                                           std::chrono::milliseconds timeout);
 
-/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+/// The maker of such groups: null, until <chorus/comm/nccl.hpp> is included and registers NCCL's.
 inline DeviceGroupMaker& device_group_maker() {
   static DeviceGroupMaker maker = nullptr;
   return maker;
@@ -51982,15 +51977,15 @@ class Clock final : public Extension<D> {
 // <chorus/comm/objects.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
+/// Collectives of structs, and of texts of different lengths: a configuration, a report.
 
 namespace chorus::comm {
 
-/// The longest text that there can be.
+/// The longest possible text.
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// What a rank says of its text: no memory is taken for what none has.
+/// A rank's announcement of its text: no memory is taken for a text that no rank has.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -52008,9 +52003,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
-/// one has more than `most_object_bytes`.
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
+/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
+/// if a text has more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -52029,8 +52024,8 @@ template <class Communicator>
   return texts;
 }
 
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
-/// as all_gather_object does.
+/// The text of rank `root`, on all ranks; the others' arguments are ignored (PyTorch's broadcast_object_list). Throws
+/// like all_gather_object.
 template <class Communicator>
 [[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
   auto length = static_cast<std::int64_t>(own.size());
@@ -52896,12 +52891,12 @@ class StaticGraph final : public Extension<D> {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+/// `JsonObject`: JSON that is written field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -53911,22 +53906,22 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/nccl/nccl_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
-/// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
+/// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
 
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -53936,16 +53931,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -53955,8 +53950,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -54000,7 +53995,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -54015,7 +54010,7 @@ inline const char* env(const char* name) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -54023,8 +54018,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -54038,25 +54033,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -54092,10 +54087,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -54131,15 +54126,15 @@ class FlightRecorder {
 // <chorus/comm/nccl/nccl_abort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
-/// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+/// `NcclAbort`: the end of a failed communicator of NCCL.
 
 #include <future>
 
 namespace chorus::comm {
 
 /// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator lives any more, and the thread that is to destroy those may be the
-/// one that has found out, or one that waits for a lock which that one holds.
+/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
+/// that found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -54157,7 +54152,7 @@ class NcclAbort {
     }
   }
 
-  /// Waits for the end of what was begun, if anything; after `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;
@@ -54179,22 +54174,22 @@ class NcclAbort {
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -54204,7 +54199,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -54221,9 +54216,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -54240,13 +54235,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -54255,52 +54250,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -54317,10 +54313,10 @@ class Transport {
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
-/// NcclQueue is made of. A call stands between two events: one after the compute stream's work that it needs, and one
-/// after the call. NCCL's and CUDA's codes become errors here that name rank and call; after the first the communicator
-/// is aborted, and no other call of it is made. But for the constructor, all is called under the lock.
+/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
+/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
+/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
+/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -54329,10 +54325,10 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or what else takes a place in the streams' order.
+  /// One call, or another event that takes a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
-    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
+    Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
     Deadline deadline{};
@@ -54366,8 +54362,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
-  /// that this rank has left, where a Work may still be asked, it asks nobody.
+  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
+  /// this rank has left the group, and a Work may still be asked, it asks nobody.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -54384,8 +54380,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
-  /// which has to be before it returns.
+  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
+  /// has to be under way before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -54449,7 +54445,7 @@ class NcclCalls {
     spare_.push_back(call.done);
   }
 
-  /// The communication stream waits for what the compute stream has to do so far.
+  /// The communication stream waits for the compute stream's present work.
   void open(Call& call) {
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
@@ -54464,8 +54460,8 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
-  /// accepted the call is an event recorded after it.
+  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
+  /// recorded after a call only once NCCL has accepted it.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
@@ -54478,7 +54474,7 @@ class NcclCalls {
     return call.ticket;
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void let_compute_wait(std::uint64_t ticket) {
     const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
     const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
@@ -54497,7 +54493,7 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// What a capture that came to nothing has left: it never ran, and is not waited for.
+  /// The calls of a failed capture: they never ran, and nobody waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
@@ -54509,7 +54505,7 @@ class NcclCalls {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds out what has ended, and whether what has not is in trouble.
+  /// Finds the calls that have ended, and faults of those that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -54561,7 +54557,7 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
+  FlightRecorder recorder_;             // calls from their issue until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
   std::condition_variable_any change_;  // something is in flight, or nothing any more
   std::deque<Call> in_flight_;
@@ -54581,18 +54577,18 @@ class NcclCalls {
 
 namespace chorus::comm {
 
-/// Orders collectives after the compute stream's work with events, and the compute stream after them when a Work is
-/// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
-/// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
-/// end and whoever waits for the device goes on, to meet the failure at the next call.
+/// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
+/// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
+/// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
+/// a thread that waits for the device continues, and meets the failure at the next call.
 ///
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
-  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
+  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -54608,7 +54604,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those that are to be destroyed once the call is under way. Returns its ticket.
+  /// those to be destroyed once the call is under way. Returns its ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -54625,7 +54621,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -54655,7 +54651,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -54670,7 +54666,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -54695,16 +54691,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
+  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
-  /// exception is on its way, since then nobody knows whether the other ranks still come. Graphs that were captured
-  /// with the communicator are to be destroyed before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
+  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, but not for ever.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -54718,7 +54714,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and those who wait for a call hear why.
+      // The communicator was aborted, and threads that wait for a call learn the reason.
     }
     NcclAbort<Api> abort;
     {
@@ -54800,8 +54796,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL's, a stream for it and a thread that watches it. Where one of them gives up
-/// all others do, within milliseconds.
+/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
+/// others do so within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:
@@ -54885,11 +54881,11 @@ class NcclDeviceGroup final : public DeviceGroup {
 // <chorus/comm/engine/ring_traffic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
-/// Counting bytes of engines whose libraries choose their algorithms by themselves: MPI, gloo, NCCL.
+/// Counts the bytes of engines whose libraries choose their algorithms: MPI, gloo, NCCL.
 
 namespace chorus::comm {
 
-/// Counts what this rank sends in a call that is done around a ring, to the next one there. `members`: see World.
+/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;
@@ -54926,7 +54922,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to hear it where there is none.
+    // The other ranks wait for the id: they have to learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -54960,7 +54956,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
+  // The same on all ranks: without numbers no memory may exist that could decide.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -55018,25 +55014,26 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
-/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
-/// thread's compute stream has been given so far. Waiting, in a blocking call or for a Work, makes the compute
-/// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
-/// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
-/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
+/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
+/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
+/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
-  /// waits for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
+  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
+  /// limit for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
+  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
+  /// it.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();
@@ -55059,13 +55056,13 @@ class NcclCommunicator : public AnyCommunicator {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -55093,13 +55090,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -55119,10 +55116,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -55134,7 +55131,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -55155,7 +55152,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -55178,8 +55175,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -55207,7 +55204,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -55220,7 +55217,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -55232,7 +55229,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -55240,7 +55237,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -55258,11 +55255,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -55275,8 +55272,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -55284,8 +55281,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -55300,8 +55296,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -55318,8 +55313,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
-/// events are numbered by the runtime, so that what throws elsewhere in chorus is a code here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
+/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -55403,7 +55398,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction comes before blocks of kernels that are waiting for a processor.
+  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -55427,7 +55422,7 @@ struct NcclApi {
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may ask and make what a capture by this thread does not concern.
+  /// While it lives, this thread may make calls that a capture by this thread does not concern.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -55447,9 +55442,9 @@ struct NcclApi {
   }
 };
 
-/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine that has but one: NCCL then
-/// takes each for another host and goes through sockets on loopback, slowly. To be called before a process's first call
-/// of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE where they are not set.
+/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine with only one: NCCL then takes
+/// each for another host and uses sockets on loopback, slowly. Call it before the process's first call of NCCL. It sets
+/// NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are set.
 inline void share_gpu(int rank) {
   setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
   setenv("NCCL_NET", "Socket", 0);
@@ -56363,16 +56358,17 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
+/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
+/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
+/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
+/// `connect`, or to a communicator's constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
+/// place to meet.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -56381,19 +56377,19 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and where these meet.
+/// How ranks find those of their color, and the meeting place of a group.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank says of itself.
+/// A rank's announcement of itself.
 struct SplitEntry {
   std::int64_t color, key;
   std::uint64_t machine;
 };
 
-/// Where the first rank of a group listens, or why it doesn't.
+/// The place where the first rank of a group listens, or the reason why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -56467,59 +56463,58 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+/// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
-/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
-/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
-/// CommError for a server that has gone, or that has had no room in time.
+/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
+/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
+/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
+/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
+/// gone, or that had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
   Store();
-  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
-  /// where something else answers there or the token is another one.
+  /// The store of the server at this address. Waits for it to start, at most `timeout`. Throws TimeoutError, and
+  /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-  /// rank 0 cannot listen there.
+  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
+  /// 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
-  /// That of a server in this process.
+  /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
-  /// it holds then; `expected` where there still is no such key.
+  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
+  /// value after that; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it was there.
+  /// Whether it existed.
   bool delete_key(std::string_view key);
-  /// Whether all are there now.
+  /// Whether all exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Until all are there.
+  /// Waits for all.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Keys in the whole store, those of other prefixes among them.
+  /// The number of keys in the whole store, also of other prefixes.
   std::int64_t num_keys();
-  /// Puts it after what the key holds, nothing where there is none.
+  /// Appends it to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and takes them at one moment.
+  /// Waits for all, and reads them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   /// Sets them at one moment.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// How long a call waits: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. Of this copy alone.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
-  /// meet.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore), so that independent users don't collide.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};
@@ -56549,16 +56544,16 @@ class Store {
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
-/// `StoreTable`: what a store holds, and what each request does to it.
+/// `StoreTable`: the content of a store, and the effect of each request.
 
 // <chorus/comm/store/store_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
-/// What a store and those who use it say to each other.
+/// The messages between a store and its users.
 ///
-/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
-/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+/// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
+/// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
+/// and after it each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -56566,7 +56561,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -56617,8 +56612,8 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong; of keys that are missing, their number and the first few.
+/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -56640,7 +56635,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first. What is large is not copied.
+/// False if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -56664,7 +56659,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing where it is garbled.
+/// The texts in a message's body; nothing if it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -56682,15 +56677,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+/// The memory of a message on its way in: its bytes, and the texts that are made of them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And that it takes then.
+/// And its memory then.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
-/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
+/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -56717,13 +56712,13 @@ inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadli
 
 namespace chorus::comm::detail {
 
-/// Keys and values; any thread may ask.
+/// Keys and values, for any thread.
 class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
-  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
+  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -56731,15 +56726,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
-    /// who asks is `gone`.
+    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
+    /// user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Gives back what is more than that.
+    /// Returns the room beyond that.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -56762,9 +56757,9 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
-  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
+  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
@@ -56811,9 +56806,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // than what is expected
+        const auto other = [&]() -> const std::string* {  // other than expected
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -56869,7 +56864,7 @@ class StoreTable {
     return reply;
   }
 
-  /// Waits until `ready`, which is so at `close`, too.
+  /// Waits until `ready`, which also holds at `close`.
   template <class Ready>
   void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
     while (!ready() && Clock::now() < deadline && !gone())
@@ -56923,7 +56918,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and after each its value: all of them or, with an error, none.
+  /// Keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
@@ -56970,14 +56965,14 @@ class StoreTable {
 
 namespace chorus::comm {
 
-/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
-/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+/// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
+/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
 class StoreServer {
  public:
   /// For users in this process alone: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
-  /// and where there is none though `listener` is not on loopback.
+  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and if there is none although `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -56985,7 +56980,7 @@ class StoreServer {
   }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  /// Ends all connections: those who wait get an error.
+  /// Ends all connections: waiting users get an error.
   ~StoreServer() {
     ending_.store(true);
     if (acceptor_.joinable()) acceptor_.join();
@@ -57003,7 +56998,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -57045,8 +57040,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
-  /// there can be no thread for it.
+  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
+  /// can be no thread for it.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -57081,9 +57076,9 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for what this user asks: it loses its connection, nobody else does.
+      // There is no memory for this user's request: it loses its connection, nobody else does.
     }
-    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
   }
 
@@ -57108,7 +57103,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has one for itself while it lasts.
+/// Connections to one server: each call has its own while it lasts.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -57138,7 +57133,8 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
   auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
@@ -57201,7 +57197,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   Socket first;
   std::string why = "no answer";
   while (
-      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
   }
@@ -57212,8 +57208,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
-/// again.
+/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -57233,7 +57228,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server says itself when a wait is over; it may be a little late.
+  // The server itself reports the end of a wait; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -57313,7 +57308,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // the others shall not wait for it
+    } catch (const Error& error) {  // so that the others do not wait for it
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -57342,16 +57337,16 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -57390,45 +57385,45 @@ CHORUS_REDUCTION(double)
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+/// A safetensors file that several ranks write together: each writes its parts of tensors.
 
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -57448,14 +57443,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -57465,7 +57460,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -57488,8 +57483,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -57500,7 +57495,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -57531,14 +57526,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -57550,11 +57545,11 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
-/// nothing is left of the file.
+/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
+/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
+/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
+/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
+/// removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -57577,18 +57572,18 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and hear of what fails on any of them.
+/// How several ranks write a file together, and learn of a failure on any of them.
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -57598,7 +57593,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -57638,7 +57633,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -57668,8 +57663,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -57690,7 +57685,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -57701,7 +57696,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -57729,13 +57724,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -57754,7 +57749,7 @@ void check_data_hash(const Reader& file) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
 /// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
 /// the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
@@ -57781,18 +57776,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
     TensorView view;            ///< of the whole tensor; without numbers
-    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+    const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
-  /// all of them, where shapes differ.
+  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
+  /// all of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -57821,7 +57816,7 @@ class TensorsOfAll {
       if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
 
-  /// Orders the tensors as the file does, and returns its header.
+  /// Sorts the tensors in the file's order, and returns its header.
   std::string sort(const std::string& path, const Metadata& metadata) {
     std::vector<const TensorView*> order;
     for (const Item& item : items_) order.push_back(&item.view);
@@ -57850,7 +57845,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -57885,7 +57880,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -57912,7 +57907,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // where others send, they go on
+    std::string error;  // if others send, they continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
