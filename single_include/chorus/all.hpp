@@ -11500,7 +11500,7 @@ class TransformerDecoderLayer : public Module {
 // <chorus/kernels/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
-/// Cross entropy over classes of which this rank has some, in steps between which ranks add up.
+/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
 
 // <chorus/kernels/cpu/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
@@ -11510,16 +11510,16 @@ class TransformerDecoderLayer : public Module {
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
-/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
+/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
-/// the alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
+/// for any alignment.
 
-// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -11530,7 +11530,7 @@ class TransformerDecoderLayer : public Module {
 
 namespace chorus::kernels {
 
-/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+/// The widest register of this build for `T`; `T` itself if Eigen does not vectorise.
 template <class T>
 using Packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -11586,7 +11586,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: stores with a mask take dozens of cycles on some processors.
+// In halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -11637,7 +11637,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to what is there.
+/// Writes the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -11666,8 +11666,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
-/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
+/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -11699,7 +11699,7 @@ Packet<T> load(const T* from, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+/// is faster if it holds its inputs by value: references are read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -11714,14 +11714,14 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -11742,7 +11742,7 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
 /// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
@@ -11799,7 +11799,7 @@ struct Row {
   Index result;  ///< of the line's place in [outer, inner]
   Index length;
 
-  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
@@ -11827,7 +11827,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -11863,8 +11863,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
-/// from `first` (of inner) on.
+/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
+/// `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -11900,12 +11900,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+/// The common part of losses by labels: checked labels, and summed losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
-/// and its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
+/// label, if one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -11941,7 +11941,7 @@ void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, Sam
   loss[0] = static_cast<T>(total);
 }
 
-/// What a sample's gradient is multiplied by.
+/// The factor of a sample's gradient.
 template <class T>
 T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   if (reduction == Reduction::none) return dloss[i];
@@ -11960,12 +11960,12 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
-/// has been read once is found in the cache.
+/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
+/// second pass finds them in the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: what is kept of each stays in the first-level cache.
+/// The most columns of a block: the kept numbers of each stay in the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
@@ -12018,8 +12018,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
-/// second-level cache with another array of their size.
+/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
+/// together with another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -12041,18 +12041,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line: in each lane that of its own line.
+/// log(sum(exp(x))) of a line; each lane has that of its own line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -12060,8 +12060,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
-/// they are exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
+/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -12258,13 +12258,13 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 namespace chorus::kernels {
 
-/// Which of `classes` are here. Scores are [batch, count].
+/// The `classes` of this rank. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: of the scores of sample i that are here.
+/// largest[i]: the largest of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -12273,8 +12273,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: of sample i the sum of exp(x - largest), x - largest of the label if it is here, else 0, and, where labels
-/// are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
+/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -12295,7 +12295,7 @@ void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* sco
   }
 }
 
-/// The loss, of `sums` that all ranks have added up.
+/// The loss, from `sums` summed over all ranks.
 template <class T>
 void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* sums, T* loss) {
@@ -12310,7 +12310,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by the scores that are here.
+/// The gradient by this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,
@@ -12909,7 +12909,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
 
 namespace chorus::kernels {
 
@@ -12918,14 +12918,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -12935,7 +12935,7 @@ OrderKey<T> order_key(T value) {
 }
 
 /// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// number, little-endian, the key counts for more than the index.
+/// little-endian number, the key is more significant than the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -12947,7 +12947,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -12966,8 +12966,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
-/// block of them with the greatest one so far tells at once.
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
+/// comparison of a block of them with the present greatest one excludes all at once.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -12977,7 +12977,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN is in no order: its entry decides.
+  // Equal numbers come too late. NaN has no order: its entry decides.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -13000,7 +13000,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Lines side by side are read together, so that what is fetched for one is used by all.
+  // Neighbouring lines are read together, so that all use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -13053,8 +13053,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
+/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
+/// but without a step that waits for another.
 
 namespace chorus::kernels {
 
@@ -14120,15 +14120,15 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 
 namespace chorus::kernels {
 
-/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), + where it is the inverse.
+/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of a line that goes in: cut, or continued with zeros, to what the transform takes
+  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of a line that comes out: cut likewise
+  Index out;     ///< numbers of an output line: cut likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 of the first and, where n is even, the last;
-  /// `middle` of those between, each of which stands for two.
+  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
+  /// for those between, each of which stands for two.
   double middle;
 
   /// The transform of the gradient: transposed, as that of the real and imaginary parts.
@@ -14139,13 +14139,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// What a thread keeps from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program whose lengths all differ must not keep the factors of each
+      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -14158,7 +14158,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. Of length 1 it is itself: kissfft reads memory that it doesn't have.
+  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -14182,7 +14182,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` of them.
+/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -14209,7 +14209,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex, of which the first n/2 + 1 say all; not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
@@ -14576,7 +14576,7 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
 /// blocks for it.
 
 // <chorus/kernels/cpu/copy.hpp>
@@ -14603,7 +14603,7 @@ template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
 /// the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
@@ -14699,7 +14699,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+/// The opposite: writes (or adds) `count` neighbouring elements to their places.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -14731,7 +14731,7 @@ void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) 
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // what most enlarged images have
+    if (times == 2)  // the common case of enlarged images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -14786,8 +14786,8 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
-/// copied as a matrix that is transposed, for each place along the rest of the axes.
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
+/// along the other axes these two are copied as a matrix that is transposed.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
@@ -14820,7 +14820,7 @@ struct TransposedView {
   }
 };
 
-/// `runs` as such a view, if it is one.
+/// `runs` as such a view, if possible.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -14846,13 +14846,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Where there are many matrices, each thread has its own: no two read or write one line.
+  // If there are many matrices, each thread has its own: no two threads read or write one line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Else each has a range of the first axis that is longer than 1.
+  // Otherwise each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -14889,20 +14889,19 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
-/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
-/// there.
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
-/// they are exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
 
 namespace chorus::math::packets {
 
@@ -14918,7 +14917,7 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
 /// other (Estrin's scheme).
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
@@ -14934,7 +14933,7 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
   return y[0];
 }
 
-/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
@@ -14959,8 +14958,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
-/// bases of exponents that are no integers are the standard library's matter.
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -15008,7 +15007,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for what Eigen has no register function for.
+/// `function` element by element: for functions that Eigen lacks for registers.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -15017,8 +15016,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
-/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -15103,8 +15102,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
-/// ranks that take the same step drift apart) and which takes longer where a division follows.
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -15130,7 +15129,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -15189,8 +15188,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
-// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -15214,7 +15213,7 @@ void splat(T value, T* to) {
 }
 }  // namespace packets
 
-/// One SIMD register of `T`; one number where Eigen does not vectorise.
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
 template <class T>
 struct alignas(sizeof(kernels::Packet<T>)) Pack {
   static constexpr Index width = kernels::lanes<T>;
@@ -15244,7 +15243,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -15263,7 +15262,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// What functors call. A plain number may stand on either side.
+// The functions that functors call. A plain number may be on either side.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -15353,8 +15352,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
-// another way there than in the other one.
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
@@ -15407,7 +15406,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -15439,7 +15438,7 @@ class UnsummedAxis {
     }
   }
 
-  /// How many elements the block that begins with `start` has.
+  /// The number of elements of the block that begins with `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -15552,7 +15551,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   for (std::size_t k = 0; k < N; ++k) {
     all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
     if (dx[k] == nullptr || add[k]) continue;
-    // What sums starts from zero.
+    // Sums start from zero.
     Index own = 1;
     bool sums = false;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -16659,7 +16658,7 @@ Eigen::Map<Matrix<T>> matrix(T* from, Index i, Index rows, Index columns) {
   return Eigen::Map<Matrix<T>>(from + i * rows * columns, rows, columns);
 }
 
-/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError where an a is singular to the last bit.
+/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError if an a is exactly singular.
 template <std::floating_point T>
 void solve(const char* operation, Index count, Index n, Index k, const T* a, const T* b, T* x) {
   if (n == 0) return;
@@ -16695,7 +16694,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError where an a is not positive definite.
+/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {
@@ -16758,7 +16757,7 @@ void eigh(Index count, Index n, const T* a, T* out) {
 // <chorus/kernels/cpu/linalg_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
-/// Gradients of the factorizations in linalg.hpp: dx = (or +=, where `accumulate`) the gradient by the matrices.
+/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient by the matrices.
 
 namespace chorus::kernels::linalg {
 
@@ -16808,10 +16807,10 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
   }
 }
 
-/// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ:
-/// U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) + S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016,
-/// "Differentiating the singular value decomposition"). Gradients by U and V are no numbers where two singular values
-/// are equal, as in PyTorch; where nothing depends on U and V only S̄ counts.
+/// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ: U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) +
+/// S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016, "Differentiating the singular value
+/// decomposition"). Gradients by U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
+/// nothing depends on U and V, only S̄ counts.
 template <std::floating_point T>
 void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   const Index k = std::min(m, n);
@@ -16845,8 +16844,8 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
 }
 
 /// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
-/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are no numbers where
-/// two eigenvalues are equal; where nothing depends on V only w̄ counts.
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are NaN or infinite
+/// if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
 template <std::floating_point T>
 void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   for (Index i = 0; i < count && n > 0; ++i) {
@@ -18075,13 +18074,13 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host as on a GPU.
+/// How a loss scale changes, on the host and on a GPU.
 
 namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
-  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t good_steps = 0;  ///< consecutive steps without an overflow
   std::int64_t skipped = 0;
 };
 
@@ -18090,9 +18089,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
-  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
-  /// does not become smaller.
+  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
+  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
+  /// become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -27990,8 +27989,8 @@ Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weigh
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels

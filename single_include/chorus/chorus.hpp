@@ -570,7 +570,7 @@ class Ref {
 // <chorus/kernels/contiguous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
-/// Dense copies, and numbers that are written through a view.
+/// Dense copies, and writes through a view.
 
 // <chorus/kernels/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
@@ -1134,10 +1134,10 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value);
 
-/// ++*x, wherever it lies.
+/// ++*x, on any device.
 inline void increment(Cpu, std::int64_t* x) { ++*x; }
 
-/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
+/// y = x in another scalar type, converted like `static_cast`. The arrays don't overlap.
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y);
 
@@ -1153,8 +1153,8 @@ void scale(Cpu, Index count, T a, T* x);
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
 
-/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
-/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+/// The opposite of `copy_strided`: writes dense `src` in row-major order of `shape` to the view (dst, dst_strides), or
+/// adds it with `accumulate` (floating-point types only). Elements outside of the view stay unchanged.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);
@@ -2781,7 +2781,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -2793,8 +2793,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -2834,7 +2834,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -2866,16 +2866,16 @@ template <Narrow T>
 detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
-/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
 template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// One of float is written as it lies.
+/// An array of float is written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -2891,10 +2891,10 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
-/// the alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
+/// for any alignment.
 
-// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -2905,7 +2905,7 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 
 namespace chorus::kernels {
 
-/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+/// The widest register of this build for `T`; `T` itself if Eigen does not vectorise.
 template <class T>
 using Packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -2961,7 +2961,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: stores with a mask take dozens of cycles on some processors.
+// In halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -3012,7 +3012,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to what is there.
+/// Writes the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -3041,8 +3041,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
-/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
+/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -3074,7 +3074,7 @@ Packet<T> load(const T* from, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+/// is faster if it holds its inputs by value: references are read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -3089,14 +3089,14 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -3117,7 +3117,7 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
 /// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
@@ -3184,7 +3184,7 @@ template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
 /// the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
@@ -3229,14 +3229,14 @@ template <class T>
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
-/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, where no axis is empty.
+/// Elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -3245,7 +3245,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -3266,7 +3266,7 @@ class StridedRuns {
     }
   }
 
-  /// True where the array's order in memory is that of the shape, without gaps.
+  /// True if the array's order in memory is that of the shape, without gaps.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
   // The axes after merging, the innermost first.
@@ -3274,7 +3274,7 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The way without the innermost of several axes.
+  /// The walk without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -3283,7 +3283,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Goes to an element, counted in the shape's order. No axis is empty.
+  /// Moves to an element, counted in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -3293,10 +3293,10 @@ class StridedRuns {
     }
   }
 
-  /// How many elements are left of a long run; `otherwise` where runs are short.
+  /// The number of elements left of a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -3442,7 +3442,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+/// The opposite: writes (or adds) `count` neighbouring elements to their places.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -3474,7 +3474,7 @@ void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) 
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // what most enlarged images have
+    if (times == 2)  // the common case of enlarged images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -3529,8 +3529,8 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
-/// copied as a matrix that is transposed, for each place along the rest of the axes.
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
+/// along the other axes these two are copied as a matrix that is transposed.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
@@ -3563,7 +3563,7 @@ struct TransposedView {
   }
 };
 
-/// `runs` as such a view, if it is one.
+/// `runs` as such a view, if possible.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -3589,13 +3589,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Where there are many matrices, each thread has its own: no two read or write one line.
+  // If there are many matrices, each thread has its own: no two threads read or write one line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Else each has a range of the first axis that is longer than 1.
+  // Otherwise each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -3639,8 +3639,8 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/cuda/launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
-/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and
-/// numbers of 2 bytes computed in float.
+/// The basis of every kernel: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
+/// of 2 bytes computed in float.
 
 #include <cuda_runtime.h>
 
@@ -5167,7 +5167,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -5179,8 +5179,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -5203,7 +5203,7 @@ class ThreadScratch {
 // <chorus/kernels/cuda/geometry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
-/// How kernels divide their work among blocks and threads: plain arithmetic, which needs no GPU and no CUDA headers.
+/// The division of kernels' work among blocks and threads: plain arithmetic, without a GPU and CUDA headers.
 
 namespace chorus::kernels::cuda {
 
@@ -5214,8 +5214,8 @@ inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where
-/// there are more. At least 1, and the same on every GPU, so that results are.
+/// Blocks for `items` pieces of work, one for a thread at a time. If there are more, threads continue in strides of the
+/// whole grid. At least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -5232,14 +5232,14 @@ bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// How a block's threads work on lines: `lanes` threads on each of `lines` neighbouring lines.
+/// The division of lines among a block's threads: `lanes` threads on each of `lines` neighbouring lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
   /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
   bool along = true;
 };
 
-/// For lines of `length` numbers that are `inner` apart: few threads a line where lines are short or lie side by side.
+/// For lines of `length` numbers that are `inner` apart: few threads a line if lines are short or lie side by side.
 constexpr LinePlan plan_lines(Index length, Index inner) {
   const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
   if (inner == 1) {
@@ -5253,7 +5253,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// How a reduction is divided: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// The division of a reduction: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -5263,8 +5263,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by
-/// side, rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
+/// For `outputs` reductions over `length` elements each. `neighbours` means that the outputs' elements lie side by
+/// side, not those of one output. No thread sums more than about 1024 numbers as long as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -5282,7 +5282,7 @@ inline constexpr int most_axes = 8;
 template <int N>
 struct StridedMap {
   int axes = 0;  ///< after merging; the innermost first
-  bool narrow = false;  ///< divisions of 32 bits are enough, which take a quarter of the time
+  bool narrow = false;  ///< divisions of 32 bits suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
@@ -5307,7 +5307,7 @@ struct StridedMap {
   }
 };
 
-/// The map for these strides, in elements; axes that all arrays can walk as one are merged. Throws ShapeError.
+/// The map for these strides, in elements; axes that all arrays can treat as one are merged. Throws ShapeError.
 template <std::size_t N>
 StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
@@ -5335,7 +5335,7 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   return map;
 }
 
-/// A sum over the axes where `strides` is 0: which elements of a dense array of `shape` belong to which sum.
+/// A sum over the axes with `strides` 0: the elements of a dense array of `shape` that belong to each sum.
 struct BroadcastSum {
   StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
   StridedMap<1> elements;  ///< of the others in the dense array, from the first
@@ -5381,13 +5381,13 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
-// The project's tests put another one in its place, to run kernels on the CPU.
+// The project's tests replace it, to run kernels on the CPU.
 #ifndef CHORUS_LAUNCH_KERNEL
 #define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
   KERNEL<<<BLOCKS, THREADS, 0, STREAM>>>(__VA_ARGS__)
 #endif
 
-/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, where it can't be started.
+/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, if it can't be started.
 template <class... Parameters, class... Arguments>
 void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   const DeviceGuard guard(device);
@@ -5416,12 +5416,12 @@ void for_each(Cuda device, const char* name, Index count, const F& f) {
   if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
 }
 
-/// The number at `from[i]`, as it is computed with.
+/// The number at `from[i]`, in the type of computation.
 template <class T>
 __device__ compute_type<T> get(const T* from, Index i) {
   return static_cast<compute_type<T>>(from[i]);
 }
-/// Writes a number, or adds it to what is there.
+/// Writes a number, or adds it to the old value.
 template <class T>
 __device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
   to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
@@ -5434,7 +5434,7 @@ struct alignas(access_bytes) Vector {
   T v[width];
 };
 
-/// The first `n` numbers from `from`, the others 0; in one access where `vector` says that the address allows it.
+/// The first `n` numbers from `from`, the others 0; in one access if `vector` says that the address allows it.
 template <class T>
 __device__ Vector<T> load_vector(const T* from, int n, bool vector) {
   if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);
@@ -5537,7 +5537,7 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-/// Numbers that are moved by as many accesses of 16 bytes as they take.
+/// Numbers that are moved by accesses of 16 bytes.
 template <class T, int count>
 struct alignas(access_bytes) Run {
   T v[count];
@@ -5653,7 +5653,7 @@ void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::
     cuda::for_each(device, "copy_strided", count, cuda::Gather<T>{map, src, dst});
 }
 
-// Where places repeat (stride 0) and results add up, each place sums its own elements.
+// If places repeat (stride 0) and results are summed, each place sums its own elements.
 template <Scalar T>
 void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
                      std::span<const Index> dst_strides, bool accumulate = false);
@@ -5668,26 +5668,26 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/kernels/cuda/lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. Some of a block's threads
-/// work on each line; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, by blocks of threads. Some of a block's threads work on each line.
+/// Sums are made in an order that depends on sizes alone, so that a repeated run has the same bits.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+/// A row-major tensor as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
+  /// Elements of a result without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
@@ -5763,7 +5763,7 @@ struct Line {
   __device__ double sum(const Value& value) const {
     return reduce(0.0, Plus{}, value);
   }
-  /// True in the one thread that writes what belongs to the line.
+  /// True in the one thread that writes the line's results.
   __device__ bool first() const { return exists && lane == 0; }
 };
 
@@ -5849,7 +5849,7 @@ void reduce(Cuda device, const char* name, Index outputs, Index length, bool nei
   for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
 }
 
-/// Two sums at once. It has no initialiser, as shared memory demands.
+/// Two sums at once. It has no initialiser, as shared memory requires.
 struct Pair {
   double a, b;
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }
@@ -7830,7 +7830,7 @@ void check_same_device([[maybe_unused]] const char* operation, const First& firs
 
 namespace chorus {
 
-/// A copy of the numbers, dense, in memory of its own; undefined where x is.
+/// A copy of the numbers, dense, in memory of its own; undefined if x is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
@@ -7842,13 +7842,13 @@ Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   return out;
 }
 
-/// The same numbers in dense row-major memory: `x` itself where it already is.
+/// The same numbers in dense row-major memory: `x` itself if it is dense already.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
   return x.is_contiguous() ? x : clone(x);
 }
 
-/// What `x[0] = y` does: see Tensor's assignment.
+/// The effect of `x[0] = y`: see Tensor's assignment.
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
@@ -7875,7 +7875,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
     check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
-    // What shares the memory that is written, or lies on another device, is copied first.
+    // A source that shares the written memory, or lies on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
     if (right.device() != x.device()) {
@@ -7891,7 +7891,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   }
 }
 
-/// Says why `y` can't be assigned to a name for a Tensor.
+/// The reason why `y` can't be assigned to a name of a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
   static_assert(std::is_same_v<Y, void>,
@@ -7906,8 +7906,8 @@ void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
 // <chorus/kernels/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-/// Element-wise functors over arrays: one fused pass forward, one back. The backward pass reads the inputs again and
-/// needs nothing else saved.
+/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
+/// and nothing else is saved.
 
 namespace chorus::kernels {
 
@@ -7915,14 +7915,14 @@ namespace chorus::kernels {
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
 
-/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
+/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
 /// be `dy` or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
 
-/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
-/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
+/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out);
@@ -8109,7 +8109,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -8121,8 +8121,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -8162,7 +8162,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -8194,16 +8194,16 @@ template <Narrow T>
 detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
-/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
 template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// One of float is written as it lies.
+/// An array of float is written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -8219,14 +8219,14 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
-/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, where no axis is empty.
+/// Elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -8235,7 +8235,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -8256,7 +8256,7 @@ class StridedRuns {
     }
   }
 
-  /// True where the array's order in memory is that of the shape, without gaps.
+  /// True if the array's order in memory is that of the shape, without gaps.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
   // The axes after merging, the innermost first.
@@ -8264,7 +8264,7 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The way without the innermost of several axes.
+  /// The walk without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -8273,7 +8273,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Goes to an element, counted in the shape's order. No axis is empty.
+  /// Moves to an element, counted in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -8283,10 +8283,10 @@ class StridedRuns {
     }
   }
 
-  /// How many elements are left of a long run; `otherwise` where runs are short.
+  /// The number of elements left of a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -8388,7 +8388,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   run(std::make_index_sequence<N>());
 }
 
-/// Likewise; sums over repeated axes stay in float to their end.
+/// The same; sums over repeated axes stay in float until their end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
@@ -8426,7 +8426,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
 /// blocks for it.
 
 // <chorus/autograd/functor_gradient.hpp>
@@ -8443,12 +8443,12 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/scalar_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
-/// Pack and Dual bring the same functions; all three stand in one namespace.
+/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
+/// Dual bring the same functions; all three are in one namespace.
 
 namespace chorus::math {
 
-/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
 struct RealOf {
   using type = S;
@@ -8456,11 +8456,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -8852,8 +8852,8 @@ using math::Partials;
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
-// Backward does not mind what has become of numbers that it does not need.
+// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
+// alone. Backward ignores changes of numbers that it does not need.
 
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
@@ -8904,7 +8904,7 @@ struct Div {
   }
 };
 
-/// The larger one; a tie gives half of the gradient to each.
+/// The larger one; for equal ones each gets half of the gradient.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -8982,7 +8982,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function that all number types have.
+// Functors that are one call of a function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -9145,20 +9145,19 @@ struct Hardswish {
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
-/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
-/// there.
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
-/// they are exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
 
 namespace chorus::math::packets {
 
@@ -9174,7 +9173,7 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
 /// other (Estrin's scheme).
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
@@ -9190,7 +9189,7 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
   return y[0];
 }
 
-/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
@@ -9215,8 +9214,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
-/// bases of exponents that are no integers are the standard library's matter.
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -9264,7 +9263,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for what Eigen has no register function for.
+/// `function` element by element: for functions that Eigen lacks for registers.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -9273,8 +9272,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
-/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -9359,8 +9358,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
-/// ranks that take the same step drift apart) and which takes longer where a division follows.
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -9386,7 +9385,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -9445,8 +9444,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
-// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -9470,7 +9469,7 @@ void splat(T value, T* to) {
 }
 }  // namespace packets
 
-/// One SIMD register of `T`; one number where Eigen does not vectorise.
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
 template <class T>
 struct alignas(sizeof(kernels::Packet<T>)) Pack {
   static constexpr Index width = kernels::lanes<T>;
@@ -9500,7 +9499,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -9519,7 +9518,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// What functors call. A plain number may stand on either side.
+// The functions that functors call. A plain number may be on either side.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -9609,8 +9608,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
-// another way there than in the other one.
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
@@ -9663,7 +9662,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -9695,7 +9694,7 @@ class UnsummedAxis {
     }
   }
 
-  /// How many elements the block that begins with `start` has.
+  /// The number of elements of the block that begins with `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -9808,7 +9807,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   for (std::size_t k = 0; k < N; ++k) {
     all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
     if (dx[k] == nullptr || add[k]) continue;
-    // What sums starts from zero.
+    // Sums start from zero.
     Index own = 1;
     bool sums = false;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -9863,8 +9862,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cuda/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-/// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
+/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
+/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
 
 // <chorus/autograd/functor_gradient.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
@@ -9880,12 +9879,12 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/scalar_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
-/// Pack and Dual bring the same functions; all three stand in one namespace.
+/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
+/// Dual bring the same functions; all three are in one namespace.
 
 namespace chorus::math {
 
-/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
 struct RealOf {
   using type = S;
@@ -9893,11 +9892,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -10289,8 +10288,8 @@ using math::Partials;
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
-// Backward does not mind what has become of numbers that it does not need.
+// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
+// alone. Backward ignores changes of numbers that it does not need.
 
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
@@ -10341,7 +10340,7 @@ struct Div {
   }
 };
 
-/// The larger one; a tie gives half of the gradient to each.
+/// The larger one; for equal ones each gets half of the gradient.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -10419,7 +10418,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function that all number types have.
+// Functors that are one call of a function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -10583,7 +10582,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// f of plain numbers. They travel as Duals without derivatives, so that the functions that `f` calls are found.
+/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
 template <class C, class F, class... X>
 __device__ C call(const F& f, X... x) {
   return f(Dual<C, 0>(x)...).value;
@@ -10718,7 +10717,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
 
-  // A gradient that sums is first written whole, then summed.
+  // A gradient that is summed is first written in full, then summed.
   std::array<std::optional<cuda::Scratch<T>>, N> whole;
   std::array<T*, N> targets = dx;
   std::array<bool, N> add = accumulate;
@@ -12971,11 +12970,11 @@ class Parameter : public AnyParameter {
 // <chorus/kernels/to_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-/// Tensors on other devices, of the same kind or another.
+/// Tensors on other devices, of the same kind or of another one.
 
 namespace chorus {
 
-/// A dense copy of `x` on `device`; `x` itself where it lies there already.
+/// A dense copy of `x` on `device`; `x` itself if it is there already.
 template <Scalar T, int Rank, Device From, Device To>
 Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
   if constexpr (std::is_same_v<From, To>)
@@ -14172,25 +14171,25 @@ using DistributedSampler = Sampler;
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
 
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
+/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
+/// place in the global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
 /// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
-/// unit_float(word) >= p.
+/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
+/// p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -14198,7 +14197,7 @@ CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
 }
 CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
 
-/// What kept elements are multiplied by.
+/// The factor of kept elements.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 }  // namespace chorus::kernels
@@ -14217,7 +14216,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 // Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
@@ -14227,11 +14226,11 @@ void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey&
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is no probability.
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
@@ -14249,7 +14248,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
 
 #include <numbers>
 
@@ -14271,8 +14270,7 @@ struct UniformNumbers {
                                     words[static_cast<unsigned>(2 * k + 1)]) >>
                                    11) *
                0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
+      // In double the product is exact for floats, so a compiler may fuse it with the sum or not.
       const C value = static_cast<C>(start + width * unit);
       out[k] = value < last ? value : last;
     }
@@ -14301,8 +14299,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its probability.
+/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -26689,12 +26686,12 @@ class Saved {
 // <chorus/kernels/scalar_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
-/// Pack and Dual bring the same functions; all three stand in one namespace.
+/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
+/// Dual bring the same functions; all three are in one namespace.
 
 namespace chorus::math {
 
-/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
 struct RealOf {
   using type = S;
@@ -26702,11 +26699,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -27092,8 +27089,8 @@ using math::Partials;
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
-// Backward does not mind what has become of numbers that it does not need.
+// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
+// alone. Backward ignores changes of numbers that it does not need.
 
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
@@ -27144,7 +27141,7 @@ struct Div {
   }
 };
 
-/// The larger one; a tie gives half of the gradient to each.
+/// The larger one; for equal ones each gets half of the gradient.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -27222,7 +27219,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function that all number types have.
+// Functors that are one call of a function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -27819,20 +27816,20 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
+/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
+/// place in the global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
 /// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
-/// unit_float(word) >= p.
+/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
+/// p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -27840,7 +27837,7 @@ CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
 }
 CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
 
-/// What kept elements are multiplied by.
+/// The factor of kept elements.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 }  // namespace chorus::kernels
@@ -27848,12 +27845,12 @@ CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) 
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
-/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+/// y = x / (1 - p) for kept elements, else 0; an element is kept with probability 1 - p, by the RandomKey. x, y:
+/// [samples, inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
-/// dx = dy / (1 - p) where the element was kept, else 0.
+/// dx = dy / (1 - p) for kept elements, else 0.
 template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate);
@@ -27902,8 +27899,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
-  // what else stands in the upper half meets nothing but upper halves.
+  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
+  // and other data in the upper halves meet only upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -28100,7 +28097,7 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 // <chorus/kernels/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
-/// Dropout of some columns of a value, by the numbers that the whole one draws.
+/// Dropout of some columns of a value, with the random numbers of the whole.
 
 // <chorus/kernels/cpu/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
@@ -28130,8 +28127,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
-  // what else stands in the upper half meets nothing but upper halves.
+  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
+  // and other data in the upper halves meet only upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -28203,8 +28200,8 @@ struct ColumnsOfRow {
   Index width, begin, count;
 };
 
-/// `out = in / (1 - p)` where the element is kept, else 0, or is added to. in, out: [samples, rows, columns.count];
-/// what is kept is what dropout of [samples, rows, columns.width] keeps there.
+/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. The kept elements
+/// are those that dropout of [samples, rows, columns.width] keeps there.
 template <class T>
 void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
                      const RandomKey& key, bool accumulate) {
@@ -28255,26 +28252,26 @@ void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, doub
 // <chorus/kernels/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
-/// block as [outer, count, inner], both dense.
+/// A range of an axis, taken out or put in: the data movement of slice and concat. The whole has the shape [outer,
+/// axis, inner], the block [outer, count, inner], both dense.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+/// A row-major tensor as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
+  /// Elements of a result without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
@@ -28288,12 +28285,12 @@ struct ChannelShape {
 
 namespace chorus::kernels {
 
-/// block = whole[:, start : start + count, :], or is added to (floating-point types only).
+/// block = whole[:, start : start + count, :], or += (floating-point types only).
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
                 bool accumulate = false);
 
-/// whole[:, start : start + count, :] = block, or is added to.
+/// whole[:, start : start + count, :] = block, or +=.
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
@@ -28312,10 +28309,10 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are moved number by number: a call for each would take longer than its copy.
+/// Blocks of fewer bytes are moved number by number: a call for each would take longer than the copy.
 inline constexpr Index short_block_bytes = 64;
 
-/// For each step of `outer`: `count` numbers from `from`, whose steps are `from_step` apart, go to `to`, or are added.
+/// For each step of `outer`: copies or adds `count` numbers from `from`, whose steps are `from_step` apart, to `to`.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
@@ -28332,7 +28329,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
   }
 }
 
-/// The same on several threads: by steps, or, where these are few and long, each by parts.
+/// The same on several threads: by steps, or, if these are few and long, each by parts.
 template <class T>
 void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                           bool accumulate) {
@@ -28367,7 +28364,7 @@ template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
   const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
   if (step == 0) return;
-  // Short steps are zeroed by as many as the first-level cache keeps until the block's numbers come.
+  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers arrive.
   const Index group = std::max(Index{1}, 4096 / step);
   parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
     for (Index o = first; o < first + outers; o += group) {
@@ -28416,7 +28413,7 @@ struct MoveBlock {
   }
 };
 
-/// What lies beside the block is 0.
+/// Elements beside the block are 0.
 template <class T>
 struct PadBlock {
   AxisShape whole;
@@ -28819,7 +28816,7 @@ struct Pool2dShape {
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
  private:
-  // With `ceil_mode` one that reaches over the end counts, if it begins before the end.
+  // With `ceil_mode` a window beyond the end counts if it begins before the end.
   Index windows(Index size, Index span, Index stride, Index padding) const {
     const Index room = size + 2 * padding - span, whole = room / stride + 1;
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
@@ -28831,7 +28828,7 @@ struct Pool2dShape {
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax);
 
-/// dx = dy where x was its window's maximum, else 0; summed where windows overlap.
+/// dx = dy at its window's maximum, else 0; summed if windows overlap.
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate);
 
@@ -28877,10 +28874,10 @@ void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, b
 namespace chorus::kernels {
 
 namespace detail {
-/// The least planes for a thread of its own.
+/// The least number of planes for a thread.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
-/// The first of a window's rows or columns that is in the image.
+/// The first of a window's rows or columns inside of the image.
 inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
@@ -28929,8 +28926,9 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading beyond
-/// `x_end` or writing beyond `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: those of a row's `n` that can be computed in whole packets without reading beyond
+/// `x_end` or writing beyond `y_end`. Results are written up to a packet beyond n. Returns the number of finished
+/// windows.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -28971,8 +28969,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }  // namespace detail
 
 namespace detail {
-/// A row of windows, those from `from` on, all of them at once for each of their places: y the largest numbers, the
-/// first of equal ones, and argmax their positions in the image. A NaN is larger than all.
+/// A row of windows from `from` on, place by place for all of them at once: y the largest numbers, the first of equal
+/// ones, and argmax their positions in the image. A NaN is larger than all.
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
@@ -29072,14 +29070,14 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 // <chorus/kernels/cuda/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image looks at the windows over it, so
-/// that nothing is added by two threads.
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image reads the windows over it, so that
+/// no two threads add to one number.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the sizes of its windows and of its result worked out.
+/// Pool2dShape with the computed sizes of its windows and of its result.
 struct PoolSizes {
   Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
       out_height, out_width;
@@ -29568,8 +29566,8 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
 /// Softmax, its logarithm and logsumexp along one axis. Results overwrite; gradients overwrite or, with `accumulate`,
-/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and a line of -inf
-/// alone, make NaN.
+/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN, and a line of
+/// only -inf, give NaN.
 
 namespace chorus::kernels {
 
@@ -29581,8 +29579,7 @@ void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of -inf alone gives zeros, for which the
-/// gradient is 0.
+/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of only -inf gives zeros, with a gradient of 0.
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero = false);
 
@@ -29641,8 +29638,8 @@ void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, 
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
-/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
+/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 namespace chorus::kernels {
 
@@ -29653,7 +29650,7 @@ struct Row {
   Index result;  ///< of the line's place in [outer, inner]
   Index length;
 
-  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
@@ -29681,7 +29678,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -29717,8 +29714,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
-/// from `first` (of inner) on.
+/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
+/// `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -29749,12 +29746,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
-/// has been read once is found in the cache.
+/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
+/// second pass finds them in the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: what is kept of each stays in the first-level cache.
+/// The most columns of a block: the kept numbers of each stay in the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
@@ -29807,8 +29804,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
-/// second-level cache with another array of their size.
+/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
+/// together with another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -29830,18 +29827,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line: in each lane that of its own line.
+/// log(sum(exp(x))) of a line; each lane has that of its own line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -29849,8 +29846,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
-/// they are exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
+/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -29985,13 +29982,13 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   using C = compute_type<T>;
   const C infinity = std::numeric_limits<C>::infinity();
   const C maximum = line.reduce(-infinity, Larger{}, [&](Index i) { return get(x, i); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const C shift = maximum > -infinity && maximum < infinity ? maximum : C(0);
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - shift); });
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact where their sum is not.
+/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact, while their sum is not.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
@@ -30041,7 +30038,7 @@ struct Softmax {
   }
 };
 
-/// Of scores of `queries` by keys, where query i sees keys 0 to i only: the others' weights are 0.
+/// For scores of `queries` by keys, where query i sees only keys 0 to i: the others' weights are 0.
 template <class T>
 struct CausalSoftmax {
   const T* x;
@@ -30105,8 +30102,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
-/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees keys 0 to i
-/// only; a line of -inf alone then gives zeros.
+/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees only keys 0 to
+/// i; a line of only -inf then gives zeros.
 template <class T>
 void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
                      Index causal_queries = 0) {
@@ -30145,8 +30142,8 @@ void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 /// Reductions over one axis, and their gradients. Forward functions read x: [outer, axis, inner] and overwrite y:
-/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input
-/// gives the same bits.
+/// [outer, inner]; backward functions write dx in the shape of x; with `accumulate` both add. The same input gives the
+/// same bits.
 
 namespace chorus::kernels {
 
@@ -30185,8 +30182,8 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y);
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN where there are
-/// not more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are no
+/// more elements than that.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 
@@ -30194,7 +30191,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, added up in float; a sum may be float, too.
+// bf16 and half on the CPU, summed in float; a sum may be float, too.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);
@@ -30263,8 +30260,8 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
 namespace chorus::kernels {
 
 namespace detail {
-/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level
-/// cache.
+/// The number of columns that are summed at a time: rows of them are worth fetching, and their sums stay in the
+/// first-level cache.
 template <class T>
 inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
@@ -30382,7 +30379,7 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
     };
     const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    const auto none = pmul(zero, share);  // NaN where the extremum is, which nothing is equal to
+    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals nothing
     line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
@@ -30393,7 +30390,7 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 }
 
 namespace detail {
-/// argmax of rows whose places `T` can count: the least place of what is as large as the largest, or not a number.
+/// argmax of rows whose places `T` can count: the least place of a number that equals the largest, or is NaN.
 template <class T>
 void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
   const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);
@@ -30529,7 +30526,7 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      // NaN where the extremum is, which nothing is equal to.
+      // NaN if the extremum is NaN, which equals nothing.
       put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }
@@ -31262,7 +31259,7 @@ struct Dropout : Module {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
 
 namespace chorus::kernels {
 
@@ -31277,7 +31274,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 // Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
@@ -31287,11 +31284,11 @@ void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey&
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is no probability.
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
@@ -31311,7 +31308,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
 
 #include <numbers>
 
@@ -31333,8 +31330,7 @@ struct UniformNumbers {
                                     words[static_cast<unsigned>(2 * k + 1)]) >>
                                    11) *
                0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
+      // In double the product is exact for floats, so a compiler may fuse it with the sum or not.
       const C value = static_cast<C>(start + width * unit);
       out[k] = value < last ? value : last;
     }
@@ -31363,8 +31359,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its probability.
+/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -31677,18 +31672,18 @@ Y norm_gives(const void* part, Y y, bool relu = false) {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 /// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
-/// channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
-/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
+/// channels, inner] and everything else [channels]. Statistics and normalisation are separate functions: between them
+/// SyncBatchNorm sums over all ranks. Sums are doubles: the first sum of all channels, then the second of all channels.
 
 namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
-/// that is large against the deviation costs no digits.
+/// much larger than the deviation costs no digits.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
 
-/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel, and the running statistics moved
-/// towards them (the variance unbiased); those may be null. Leaves them alone where count is 0.
+/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel; moves the running statistics
+/// towards them (the variance unbiased), which may be null. Does nothing if count is 0.
 template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
@@ -31699,8 +31694,8 @@ template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
-/// has one element alone: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError if a channel has
+/// only one element: it has no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
@@ -31721,22 +31716,21 @@ template <class T>
 void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
                                 bool accumulate_weight, bool accumulate_bias);
 
-/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being
-/// over `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd *
-/// dy.
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), with sums over
+/// `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd * dy.
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
-/// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
-/// With `y`, which a ReLU made, dy is the gradient by that: it counts as 0 where y is, and is left so in `masked`. That
-/// may only be null where there was no residual. dx and `masked` may lie where dy does, one of them.
+/// The whole backward pass of training. Null outputs are not computed; `accumulate` is for dx, dweight, dbias. With
+/// `y`, the result of a ReLU, dy is the gradient by that: it counts as 0 where y is 0, and is stored so in `masked`.
+/// `masked` may be null only if there was no residual. Either dx or `masked` may be at dy's place.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 
-/// The backward pass of evaluation, where the statistics are constants.
+/// The backward pass of evaluation, with constant statistics.
 template <class T>
 void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
                               const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
@@ -31753,7 +31747,7 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cpu/batch_pieces.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
-/// How batch normalisation goes through a batch: a few samples of a channel at a time.
+/// Batch normalisation's walk through a batch: a few samples of a channel at a time.
 
 namespace chorus::kernels::detail {
 
@@ -31807,8 +31801,8 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
-/// memory is read in as many streams as processors follow. Of samples that are rows of channels there are `most_rows`:
+/// Pieces of a batch: a few samples at a time, at most `most`, so that the second read comes from the cache, and memory
+/// is read in no more streams than processors follow. For samples that are rows of channels the limit is `most_rows`:
 /// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
 struct BatchPieces {
   ChannelShape shape;
@@ -31821,8 +31815,8 @@ struct BatchPieces {
   }
   Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
 
-  /// Calls `f(line)` for a piece in the order of its channels; a line is all that one channel has in it, or a packet of
-  /// channels where inner is 1.
+  /// Calls `f(line)` for a piece in the order of its channels; a line is all of one channel's numbers in it, or a
+  /// packet of channels if inner is 1.
   template <class T, class F>
   void for_lines(Index piece, const F& f) const {
     const Index sample = shape.channels * shape.inner, begin = piece * rows * sample, n = samples(piece);
@@ -31835,9 +31829,9 @@ struct BatchPieces {
   }
 };
 
-/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for the lines of all pieces. Each
-/// piece has sums of its own, which are added in their order: threads take samples, as other operations do, and find
-/// them in their caches.
+/// sums: [2, channels], the results of `f(line, elements of a channel in it, sums)` over the lines of all pieces. Each
+/// piece has its own sums, which are added in their order: threads take samples, like other operations, and find them
+/// in their caches.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
@@ -31854,7 +31848,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
+/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that each thread finds one.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
   const BatchPieces pieces(shape, 4, 2);
@@ -31869,7 +31863,7 @@ void for_batch(ChannelShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
+/// Memory for numbers per channel, kept for this thread's next call with the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
@@ -31877,7 +31871,7 @@ T* channel_scratch(Index count) {
   return numbers.data();
 }
 
-/// What normalises the elements of a line.
+/// The normalisation of the elements of a line.
 template <class T>
 struct Normaliser {
   Packet<T> mean, scale, shift;
@@ -31892,7 +31886,7 @@ struct Normaliser {
   Packet<T> operator()(const Packet<T>& x) const { return pmadd(psub(x, mean), scale, shift); }
 };
 
-/// `value` where a ReLU lets `x` through, else 0.
+/// `value` if a ReLU passes `x`, else 0.
 template <class T>
 Packet<T> where_positive(const Packet<T>& x, const Packet<T>& value) {
   const auto zero = splat(T{0});
@@ -31983,7 +31977,7 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
 }
 
 namespace detail {
-/// The sums of batch_norm_backward_sums; `gradient(line)` makes what gives a line's dy.
+/// The sums of batch_norm_backward_sums; `gradient(line)` makes the function for a line's dy.
 template <class T, class Gradient>
 void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, double* sums, const Gradient& gradient) {
   sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
@@ -32000,7 +31994,7 @@ void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, do
   });
 }
 
-/// batch_norm_backward_input likewise.
+/// The same for batch_norm_backward_input.
 template <class T, class Gradient>
 void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
                     const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
@@ -32016,7 +32010,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
-    // Where the statistics were constants x doesn't count, infinite neither.
+    // With constant statistics x doesn't count, even if it is infinite.
     if (sums == nullptr)
       return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
@@ -32026,7 +32020,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
   });
 }
 
-/// A gradient that no ReLU is in front of, or that is masked already.
+/// A gradient without a ReLU in front of it, or one that is masked already.
 template <class T>
 auto as_it_is(const T* dy) {
   return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
@@ -32082,7 +32076,7 @@ void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T*
           };
         },
         detail::as_it_is<T>(masked));
-  // y is computed anew: that takes less time than to read it, and nothing is written but dx.
+  // y is computed anew: that takes less time than reading it, and nothing is written but dx.
   const auto through = [&](const auto& line) {
     const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
     return [x, dy, normal](Index i, auto count) {
@@ -32114,14 +32108,14 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cuda/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. What is [channels]
-/// may be float where the others are of 2 bytes.
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. Arrays of
+/// [channels] may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// What reductions over each channel have in common. sums: [2, channels].
+/// The common part of reductions over each channel. sums: [2, channels].
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
@@ -32197,7 +32191,7 @@ struct InverseStd {
   }
 };
 
-/// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
+/// The channel of element i; the same for `n` neighbours if `inner` is a multiple of n.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T, class S>
@@ -32253,7 +32247,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      // Where the statistics were constants x doesn't count, infinite neither.
+      // With constant statistics x doesn't count, even if it is infinite.
       const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
@@ -33390,7 +33384,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, added up in float; gradients by weight and bias may be float, too.
+// bf16 and half on the CPU, summed in float; gradients by weight and bias may be float, too.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
@@ -33424,14 +33418,14 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/convolution_1x1.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
-/// Convolutions of one tap, stride 1 and no padding: matrix products with the images as they lie.
+/// Convolutions of one tap, stride 1 and no padding: matrix products with the images in place.
 
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
-/// the second-level cache, and a panel of columns of `b` in the first. Where c has few rows or columns, less is packed,
-/// or they change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
+/// the second-level cache, and a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or
+/// the operands change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
 
 // <chorus/kernels/cpu/gemm_few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
@@ -33441,24 +33435,24 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-/// The operands of matrix products, copied in the order in which they are multiplied: panels of the right-hand side
-/// into the first-level cache, tiles of the left-hand side's rows into the second.
+/// The operands of matrix products, copied in the order of multiplication: panels of the right-hand side into the
+/// first-level cache, tiles of the left-hand side's rows into the second.
 
 // <chorus/kernels/cpu/tile.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
-/// The two inner loops that matrix products and convolutions are made of. Each keeps a tile of sums in registers:
-/// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
+/// The two inner loops of matrix products and convolutions. Each keeps a tile of sums in registers: `multiply_tile`
+/// sums outer products, `dot_tile` sums products along contiguous rows.
 
 // <chorus/kernels/cpu/addresses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
-/// Where kernels find their numbers: what the processor is told of addresses, and what the compiler is not.
+/// Addresses: hints for the processor, and opacity for the compiler.
 
 namespace chorus::kernels::detail {
 
-/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
-/// in memory.
+/// `at`, with an origin that the compiler doesn't see. From 16 neighbouring addresses it would otherwise make 16
+/// counters, all in memory.
 template <class T>
 [[gnu::always_inline]] inline T* opaque(T* at) {
 #ifdef __GNUC__
@@ -33467,21 +33461,21 @@ template <class T>
   return at;
 }
 
-/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
-/// processor foresees.
+/// Prefetches the cache lines of `count` numbers that are read (or written) soon. No processor predicts short pieces
+/// far apart.
 template <bool Written = false, class T>
 void fetch_ahead(const T* from, Index count) {
   constexpr Index line = 64 / Index{sizeof(T)};
   for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
 }
 
-/// `count` stretches of `length` numbers, `apart` numbers from one's beginning to the next one's.
+/// `count` stretches of `length` numbers, with `apart` numbers from one beginning to the next.
 template <class T>
 struct Stretches {
   const T* first;
   Index count, length, apart;
 
-  /// Asks for a part of them, of `parts`, so that they come while something else is computed.
+  /// Prefetches one of `parts` parts of them, so that they arrive while something else is computed.
   void fetch(Index part, Index parts) const {
     for (Index i = part * count / parts; i < (part + 1) * count / parts; ++i) fetch_ahead(first + i * apart, length);
   }
@@ -33508,7 +33502,7 @@ inline constexpr int dot_columns = many_registers ? 4 : 3;
 template <class T>
 inline constexpr Index tile_columns = 2 * lanes<T>;
 
-/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, of sizes as equal as can be.
+/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, as equal in size as possible.
 template <class F>
 void for_pieces(Index n, Index most, F f) {
   const Index pieces = (n + most - 1) / most;
@@ -33580,7 +33574,7 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
 }
 
 /// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
-/// readable to `tile_columns`, c is written no further than `columns`.
+/// readable to `tile_columns`; c is not written beyond `columns`.
 template <class T>
 void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
                     const T* start, T* c, Index c_row, bool accumulate) {
@@ -33599,8 +33593,8 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
 template <class T>
 alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
-/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
-/// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where Fixed
+/// strides leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate,
@@ -33643,7 +33637,7 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// `value`, but g++ won't read it from memory anew for each use.
+/// `value`, hidden so that g++ does not read it from memory for each use.
 template <class P>
 P in_register(P value) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)
@@ -33702,7 +33696,7 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 
 namespace chorus::kernels::detail {
 
-/// Terms of a sum that are added up in registers, whichever way a product is computed.
+/// Terms of a sum that are added in registers, the same in every way of computing a product.
 inline constexpr Index gemm_depth = 256;
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
@@ -33728,7 +33722,7 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 /// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
-/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
+/// apart. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
 /// overlaps the one before.
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
@@ -33757,24 +33751,24 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
-/// From one tile of a packed left-hand side to the next. What lies between them lets packets be stored whole, and keeps
-/// tiles out of each other's sets of a cache.
+/// Distance from one tile of a packed left-hand side to the next. The gap between them allows whole packets to be
+/// stored, and keeps tiles out of each other's sets of a cache.
 inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 
-/// How many numbers `rows` rows take, packed.
+/// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
 /// The rows of a packed left-hand side that the second-level cache holds.
 inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 
-/// Memory for `Size` numbers, this thread's for as long as it lives: no part of a device's, and taken once, so that how
-/// many threads meet doesn't decide how much is taken.
+/// Memory for `Size` numbers, this thread's as long as it lives. It is no part of a device's memory, and is taken once,
+/// so that its amount does not depend on the number of threads that work together.
 template <class T, Index Size>
 T* kept_memory() {
   struct alignas(64) Numbers {
     T all[static_cast<std::size_t>(Size)];
   };
-  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // pages that nobody writes are not there
+  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // untouched pages take no memory
   return memory->all;
 }
 template <class T>
@@ -33782,7 +33776,7 @@ T* left_memory() {
   return kept_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that left_memory has room for: whole tiles, but for the last.
+/// Calls f(first, count) for pieces of `rows` rows that fit left_memory: whole tiles, except the last.
 template <class F>
 void for_left_pieces(Index rows, const F& f) {
   for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
@@ -33794,7 +33788,7 @@ void for_left_pieces(Index rows, const F& f) {
 template <class T>
 void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   if (a.column == 1) {
-    // From right to left: a packet may be wider than what is left of a tile; what follows is written later.
+    // From right to left: a packet may be wider than the rest of a tile; the numbers behind it are written later.
     constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
     for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
       for (Index side = last; side >= 0; side -= lanes<T>)
@@ -33812,8 +33806,8 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   }
 }
 
-/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is written no further
-/// than `columns`, at most tile_columns.
+/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is not written beyond
+/// `columns`, at most tile_columns.
 template <class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {
@@ -33840,8 +33834,8 @@ template <class T>
 
 namespace chorus::kernels::detail {
 
-/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
-/// rows must be nearly full.
+/// Whether `gemm_few_rows` is faster: packing b would take as long as some of c's rows. The last panel of a's rows must
+/// be nearly full.
 template <class T>
 bool suits_few_rows(Index m, Index n) {
   constexpr Index w = tile_columns<T>;
@@ -33849,7 +33843,7 @@ bool suits_few_rows(Index m, Index n) {
 }
 
 /// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
+/// read once, in place, and a is packed. Each number has the same bits as in the other way.
 template <class T>
 void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
                    const T* bias_n) {
@@ -33898,7 +33892,7 @@ void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -33910,19 +33904,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float; the result may be float, too.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -33951,25 +33945,25 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
 
 #include <cublasLt.h>
 
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
-/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
+/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
 
 namespace chorus::kernels::cuda {
 
@@ -33981,7 +33975,7 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
@@ -34073,7 +34067,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+/// Reports the choice for a problem if that is requested: `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -34087,7 +34081,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Says, once in a process, that this convolution is computed by the definition.
+/// Reports, once in a process, that this convolution is computed by the definition.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -34102,7 +34096,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -34170,7 +34164,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they have not for a type an invalid value.
+    // Some versions call an epilogue that they lack for a type an invalid value.
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -34184,10 +34178,10 @@ class GemmPlan {
     if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
   }
 
-  /// False where cuBLASLt has no algorithm for the problem.
+  /// False if cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
-  /// Which algorithm it is, in words.
+  /// The name of the algorithm.
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
@@ -34202,7 +34196,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// Where the bias is, or where the sums go.
+  /// The place of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -34241,7 +34235,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -34270,7 +34264,7 @@ struct CublasContext {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// How exact products of floats are on GPUs.
+/// The precision of products of floats on GPUs.
 
 namespace chorus {
 
@@ -34282,7 +34276,7 @@ inline std::atomic<bool>& tf32_flag() {
 }  // namespace detail
 
 /// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
+/// several times as fast. Initially off, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -34331,7 +34325,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -34348,11 +34342,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each of them with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias, unless that is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
-  // What the addresses of a stack's matrices are multiples of.
+  // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
@@ -34399,7 +34393,7 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 }
 
 /// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
@@ -34415,7 +34409,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -34449,8 +34443,8 @@ void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* 
   tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
 }
 
-/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` as it lies, and `b` too where a panel of it would
-/// not be used often enough to repay its packing.
+/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` in place, and `b` too if a panel of it would not
+/// be used often enough to repay its packing.
 template <class T>
 void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                    bool accumulate, const T* bias_n) {
@@ -34481,7 +34475,7 @@ template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
+  // Each piece of a's rows uses a panel. The panels of a single piece take turns in one place; otherwise they are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
   T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
@@ -34529,7 +34523,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
           Index ldc, bool accumulate, const T* bias_n) {
   const bool by_rows = m >= n;
   const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // Some 10 us a thread. Each piece of rows packs all of b again: as few of them as can be, unless they are long.
+  // Some 10 us a thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless they
+  // are long.
   const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
   const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
   const Index most = size * line > (Index{1} << 26) ? 4 : 1;
@@ -34549,8 +34544,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is the faster one: the last panel of an image's pixels must be nearly full, or there is one image.
-/// It gives the bits of the way over rasters.
+/// Whether this way is faster: the last panel of an image's pixels must be nearly full, or there is one image. It gives
+/// the same bits as the way over rasters.
 template <class T>
 bool suits_1x1(const Conv2dShape& s) {
   constexpr Index w = tile_columns<T>;
@@ -34564,7 +34559,7 @@ bool suits_1x1(const Conv2dShape& s) {
 template <class T>
 void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
                      Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
-  // Pieces of an image whose results stay in the second cache while sums go on; of rows too where threads lack work.
+  // Pieces of an image whose results stay in the second-level cache during the sums; also of rows if threads lack work.
   constexpr Index columns_at_once = 16 * tile_columns<T>;
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
@@ -34595,21 +34590,21 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 // <chorus/kernels/cpu/depthwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
-/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for those of matrices.
-/// A row of the result is computed packet by packet from a raster of its plane.
+/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for matrix products. A
+/// row of the result is computed packet by packet from a raster of its plane.
 
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-/// The layouts that a convolution's passes read x and dy in.
+/// The layouts of x and dy for a convolution's passes.
 
 // <chorus/kernels/cpu/raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
-/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
+/// The convolutions' layout of images. In a raster (rows at a pitch, zeros for padding between them) all input pixels
+/// of one kernel tap are the output pixels' positions plus one offset. So a convolution is a matrix product whose
 /// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed too and thrown away.
+/// the same holds there. Positions between the rows are computed, too, and ignored.
 
 namespace chorus::kernels::detail {
 
@@ -34653,7 +34648,7 @@ void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
     for (Index j = 0; j < n; ++j) to[j * step] = from[j];
 }
 
-/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
+/// Lays one image out in `rows` rows of `pitch` numbers, with zeros for positions outside of the image.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
   const Index top = vertical.begin(rows), bottom = vertical.end(rows);
@@ -34673,7 +34668,7 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
 }
 
 /// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped, image pixels without a position are left alone.
+/// image are skipped; image pixels without a position are unchanged.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
@@ -34695,7 +34690,7 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
-/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+/// The place of a result's pixels in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
   Index count() const { return images * rows * columns; }
@@ -34716,7 +34711,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
+  /// to[0, count) = those pixels of `from`. It writes whole packets, so also up to one packet from `to[count]` on.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -34727,7 +34722,7 @@ class Segments {
   }
 
   /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
-  /// packets. Writes up to one packet more as well.
+  /// packets. It writes up to one packet more.
   template <class T>
   void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
     Index packets = 0;
@@ -34767,14 +34762,14 @@ class Segments {
 
 namespace chorus::kernels::detail {
 
-/// As many images at a time as make a thousand pixels.
+/// The number of images that make a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
 
-/// Along one axis, tap t reads phase t * dilation % stride; phases that no tap reads are left out of a raster.
+/// Along one axis, tap t reads phase t * dilation % stride; a raster omits phases that no tap reads.
 struct Phases {
   Index kernel, stride, dilation;
   bool used(Index phase) const {
@@ -34782,7 +34777,7 @@ struct Phases {
       if (tap * dilation % stride == phase) return true;
     return false;
   }
-  /// How many used phases are below `phase`.
+  /// The number of used phases below `phase`.
   Index rank(Index phase) const {
     Index below = 0;
     for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
@@ -34791,8 +34786,8 @@ struct Phases {
   Index count() const { return rank(stride); }
 };
 
-/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass
-/// read them: image n of plane p starts at (p * images + n) * plane.
+/// The rasters of one group's input channels (in phases if there are strides), for the forward and the weight's pass:
+/// image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
@@ -34804,7 +34799,8 @@ struct InputRaster {
         vertical{s.kernel_h, s.stride_h, s.dilation_h},
         horizontal{s.kernel_w, s.stride_w, s.dilation_w},
         channels(s.in_channels / s.groups) {
-    // Without stride a row's right padding is the next row's left padding, and so is an image's bottom padding.
+    // Without stride a row's right padding is the next row's left padding; the same holds for an image's bottom
+    // padding.
     rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
                            : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
@@ -34849,8 +34845,8 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-/// The raster of dy that the input's pass reads. dx's pixels along an axis are j * stride + phase - padding, for j from
-/// first to last; above and left of dy are zeros, for taps that reach there.
+/// The raster of dy for the input's pass. dx's pixels along an axis are j * stride + phase - padding, for j from first
+/// to last. Above and left of dy are zeros, for taps that reach there.
 template <class T>
 struct GradientRaster {
   Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
@@ -34870,11 +34866,11 @@ struct GradientRaster {
   Index phase_rows() const { return last_h - first_h + 1; }
   Index phase_columns() const { return last_w - first_w + 1; }
 
-  /// Where a tap at (h, w) of the kernel meets dy, from the pixel's place on.
+  /// The place of dy for a tap at (h, w) of the kernel, from the pixel's place on.
   Index offset(const Conv2dShape& s, Index h, Index w) const {
     return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
   }
-  /// How a phase's pixels lie in dx.
+  /// The layout of a phase's pixels in dx.
   Axis vertical(const Conv2dShape& s, Index phase) const {
     return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
   }
@@ -34900,7 +34896,7 @@ inline bool suits_depthwise(const Conv2dShape& s) {
          s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
-/// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
+/// The taps of a pixel: their numbers in the kernel, their places in a raster from the pixel's on, and their weights.
 template <class T>
 struct DepthwiseTaps {
   Index count = 0;
@@ -34912,7 +34908,7 @@ struct DepthwiseTaps {
   }
 };
 
-/// Rows of which as many as registers hold are computed at a time.
+/// Rows that are computed at a time, as many as registers hold.
 inline constexpr Index depthwise_block = 4;
 
 /// Calls f(i, rows), with constants, for blocks of rows.
@@ -34976,8 +34972,8 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
   });
 }
 
-/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. Where `taps` is a constant, their
-/// sums stay in registers.
+/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. If `taps` is a constant, the sums
+/// stay in registers.
 template <class T, class Taps>
 void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
                     Index pitch, T* sums) {
@@ -35022,7 +35018,7 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
   });
 }
 
-/// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
+/// dx's pixels in phases: the pixels of a phase have the same taps of dy's raster, at the same distances.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
@@ -35078,7 +35074,7 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 /// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
-/// pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
+/// needed pixels. With few, the rasters are multiplied in place, with the positions between the rows.
 
 namespace chorus::kernels::detail {
 
@@ -35086,15 +35082,15 @@ inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
+/// Runs of positions that hold all pixels: one for all, or one for each image if that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
   if (separate < p.plane) return {p.images, separate, p.plane};
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with
-/// `gather`, or else all positions. Rows of c have room for a tile more.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, columns of c are the pixels
+/// themselves, otherwise all positions. Rows of c have room for one more tile.
 template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {
@@ -35156,14 +35152,14 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
 /// 3 x 3 convolutions of stride 1 and 2 with a quarter, or half, of the multiplications: tiles of 4 x 4 results are
 /// computed as matrix products over the channels, one for each point of winograd_transforms.hpp. With stride 1 the
-/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels); a result that is not
-/// finite makes its tile so.
+/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels). One non-finite result
+/// makes its whole tile non-finite.
 
 // <chorus/kernels/cpu/tiled_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
-/// Images cut into tiles, and the way of their pixels into and out of a layout with channels last, in which a packet
-/// holds one pixel of as many channels as it has lanes: a tile's transform then needs no shuffles, and a result doesn't
+/// Images cut into tiles, and the transfer of their pixels into and out of a layout with channels last. There a packet
+/// holds one pixel of as many channels as it has lanes: a tile's transform needs no shuffles, and a result doesn't
 /// depend on the other tiles.
 
 // <chorus/kernels/cpu/winograd_transforms.hpp>
@@ -35174,7 +35170,7 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 
 namespace chorus::kernels::detail {
 
-/// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
+/// The number of values that the three taps of an axis become, under all ways below; squared, that of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
 /// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
@@ -35300,8 +35296,8 @@ struct UnitStride : PacketSums<T> {
   };
 };
 
-/// F(4, 2), of which stride 2 is made: every other pixel meets the outer two taps, those between meet the middle tap
-/// alone. At ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
+/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the others the middle tap alone. At
+/// ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
 template <class T>
 struct TwoTaps : PacketSums<T> {
   using P = Packet<T>;
@@ -35352,7 +35348,7 @@ struct TwoTaps : PacketSums<T> {
   }
 };
 
-/// What both directions of stride 2 have in common: 9 multiplications instead of 12 for four results.
+/// The common part of both directions of stride 2: 9 multiplications instead of 12 for four results.
 template <class T>
 struct StridedPoints {
   using P = Packet<T>;
@@ -35428,8 +35424,8 @@ struct ImageChannels {
   Index plane() const { return height * width; }
 };
 
-/// Where the pixels of an image lie in a layout with `w` channels last whose rows have `columns` pixels. It is regular
-/// where `w` neighbours, the first of them a multiple of `w`, always lie in the same way.
+/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if `w`
+/// neighbours, the first of them a multiple of `w`, always have the same layout.
 template <Index w>
 struct PixelPlaces {
   Index width, columns;
@@ -35466,7 +35462,7 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// What a strip reads of a packet of channels from `channel` on: its rows that lie inside of the image.
+  /// A strip's input for a packet of channels from `channel` on: its rows that lie inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
     const Index top = strip.top * step - padding_h;
@@ -35476,7 +35472,7 @@ struct TiledImages {
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of that alone,
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, only inside of it,
   /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
   template <class T>
   void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
@@ -35550,7 +35546,7 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// Where the numbers of tiles lie: [panel, tile, channel of the panel], for panels of `width` channels.
+/// The layout of tiles' numbers: [panel, tile, channel of the panel], for panels of `width` channels.
 struct TilePanels {
   Index channels, width, tiles;
   Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
@@ -35558,7 +35554,7 @@ struct TilePanels {
 
 /// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
 /// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
-/// packets: x may have fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
+/// packets: if x has fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
 void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
                      Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
@@ -35572,7 +35568,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
-      // What is read next comes while these tiles are transformed.
+      // The next input arrives while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
       const Stretches<T> next =
           tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);
@@ -35600,7 +35596,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
+// Runs of numbers of three alternating kinds, into packets of one kind each and back, without memory in between.
 
 /// Lane i of the result is lane of(i) of a and b, which have 32.
 template <class F>
@@ -35646,8 +35642,8 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The nine taps of `count` kernels that lie in a row, up to a packet's: lane k of taps[i] is from[k, i]. The other
-/// lanes are zeros.
+/// The nine taps of `count` neighbouring kernels, up to a packet's: lane k of taps[i] is from[k, i]. The other lanes
+/// are zeros.
 template <class T>
 [[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
   constexpr Index w = lanes<T>;
@@ -35669,8 +35665,8 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
-/// Where results go: in place of what is there, onto it, or in its place past the caches, for which whole packets must
-/// be aligned.
+/// The treatment of results: they overwrite, they are added, or they overwrite past the caches, for which whole packets
+/// must be aligned.
 enum class Results { overwrite, accumulate, past_caches };
 
 /// The other way: to[k, i], or +=, from taps[i].
@@ -35702,8 +35698,8 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// A weight [filters, channels, 3, 3] as a pass meets it. With `turned`, for the gradient by the input: results are the
-/// convolution's channels, channels its filters, and taps are in the reverse order.
+/// A weight [filters, channels, 3, 3] in the view of a pass. With `turned`, for the gradient by the input: results are
+/// the convolution's channels, channels its filters, and taps are in the reverse order.
 template <class T>
 struct Kernels {
   const T* weight;
@@ -35711,8 +35707,8 @@ struct Kernels {
   bool turned;
 
   Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
-  /// Those of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as there are any.
-  /// In one stretch of memory lie those of the results for a channel where they are turned, else of the channels for a
+  /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as they
+  /// exist. If they are turned, the results of one channel lie in one stretch of memory; otherwise the channels of one
   /// result.
   Stretches<T> at(Index first, Index channel, Index count) const {
     const Index some = std::clamp<Index>(channels - channel, 0, count);
@@ -35753,7 +35749,7 @@ void transform_weights(const Kernels<T>& kernels, Index first, Index channel, In
   }
 }
 
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from that by the
+/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from the gradient by the
 /// transformed weights, du[point, filter, channel], filters `du_row` apart. A filter of dweight is `pitch` numbers
 /// long.
 template <class Way, class T>
@@ -35781,8 +35777,8 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is the faster one. Not a matter of the batch's size: a sample's result must not depend on it.
-/// Double is for those who want digits.
+/// Whether this way is faster. It does not depend on the batch's size: a sample's result must not depend on it. Double
+/// is for programs that need precision.
 template <class T>
 bool suits_winograd(const Conv2dShape& s) {
   const Index h = s.out_height(), w = s.out_width(), tiles = ((h + 3) / 4) * ((w + 3) / 4);
@@ -35831,7 +35827,7 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
 }
 #pragma GCC diagnostic pop
 
-/// How the tiles of one pass are cut, and how many strips are multiplied at a time.
+/// The cut of one pass's tiles, and the number of strips that are multiplied at a time.
 template <class Way>
 struct WinogradPlan {
   TiledImages tiles;
@@ -35852,15 +35848,15 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are a little farther apart than their tiles take, so that they don't share their places in the caches.
+  /// Points are slightly farther apart than their tiles need, so that they don't share their places in the caches.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels.
-/// x and y start at the channels in question.
+/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels. x
+/// and y start at the channels in question.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -35870,12 +35866,12 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
+  // Transformed weights above 8 MiB are made at their use, some channels at a time: no cache holds them.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
   const Index weights = winograd_points * u_pitch;
-  // Each thread has blocks of its own where there are enough; else threads share a block's panels.
+  // If there are enough blocks, each thread has its own; otherwise threads share a block's panels.
   const bool own_blocks = !heavy && plan.blocks >= 2 * threads;
   const Index at_once = own_blocks || heavy ? plan.block : plan.block * threads;
   const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
@@ -35893,7 +35889,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
                                           TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
-  // The results of one panel for a block of strips; v: where the block's first tile lies.
+  // The results of one panel for a block of strips; v: the place of the block's first tile.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
     const Index first = panel * w, end = std::min(strip + plan.block, plan.strips);
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
@@ -35901,7 +35897,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
       if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      // Weights that are transformed next come while these are multiplied, which takes no more of memory.
+      // The weights that are transformed next arrive while these are multiplied, which needs little memory traffic.
       const bool more = c + channels < in.channels;
       const Stretches<T> next =
           heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
@@ -35949,13 +35945,14 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  // As many tiles at a time as make the way from transformed weights back to weights cheap.
+  // The number of tiles at a time that makes the way from transformed weights back to weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
-  // Groups in slices with sums of their own, added up in pairs, where threads have slices of their own. Their number is
-  // a matter of the shape alone.
+  // Groups in slices with sums of their own, added in pairs, if threads have their own slices. Their number depends on
+  // the shape alone.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  // What a product reads lies as it is read: w channels, or filters_at_once filters, of one tile after the other.
+  // A product's input lies in its order of reading: w channels, or filters_at_once filters, of one tile after the
+  // other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
   const TilePanels x_panels{whole_panels<T>(channels), w, room};
   const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
@@ -35973,7 +35970,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
-  // A gradient of 2 MiB and more that is written once has left a core's caches when it is averaged or stepped with.
+  // A gradient of 2 MiB and more that is written once has left a core's caches before it is averaged or used by a step.
   const bool past_caches =
       groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
   const Results written = past_caches ? Results::past_caches : Results::overwrite;
@@ -36028,8 +36025,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -36144,7 +36141,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
     const Pixels pixels = raster.pixels(count);
     const Runs runs = runs_of(pixels, lanes<T>);
-    // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
+    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run for each image.
     const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
     const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
@@ -36163,8 +36160,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
                       dw + o * k + p, k);
     });
   };
-  // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
-  // threads. Their number is a matter of the shape alone.
+  // The batch in slices with sums of their own, which are added in pairs: shorter sums, smaller rounding errors, and
+  // work for threads. Their number depends on the shape alone.
   const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
@@ -36210,7 +36207,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     return;
   }
 
-  // Longer sums are added onto what is there at once, as below.
+  // Longer sums are added to the old values at once, as below.
   if (suits_1x1<T>(s) && (!accumulate || filters <= gemm_depth)) {
     for (Index group = 0; group < s.groups; ++group)
       multiply_images<T>(Trans::yes, s.batch, channels, filters, image, weight + group * filters * channels,
@@ -36227,7 +36224,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
-  // Pixels that no tap meets.
+  // Pixels that no tap reads.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
@@ -36278,7 +36275,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
-  // Planes in the order of memory, so that each thread reads what it has written.
+  // Planes in the order of memory, so that each thread reads its own results.
   const Scratch<T> sums(device, planes);
   parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
     for (Index plane = first; plane < first + count; ++plane)
@@ -36300,16 +36297,16 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 // <chorus/kernels/cuda/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
-/// Two-dimensional convolution on GPUs: cuDNN, or by the definition where it is missing or has no way.
+/// Two-dimensional convolution on GPUs: cuDNN, or by the definition if it is missing or has no engine.
 
 // <chorus/kernels/cuda/direct_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
-/// Convolution on GPUs by the definition: for builds without cuDNN, and for what cuDNN doesn't do.
+/// Convolution on GPUs by the definition: for builds without cuDNN, and for cases that cuDNN lacks.
 
 namespace chorus::kernels::cuda {
 
-/// Conv2dShape with what follows from it.
+/// Conv2dShape with derived sizes.
 struct ConvolutionSizes {
   Conv2dShape s;
   Index out_h, out_w, channels, filters;  ///< channels and filters of one group
@@ -36437,8 +36434,8 @@ struct ChannelBiasGradient {
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
-/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
+/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -36469,12 +36466,12 @@ inline const char* env(const char* name) {
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -36494,7 +36491,7 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
@@ -36586,7 +36583,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+/// Reports the choice for a problem if that is requested: `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -36600,7 +36597,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Says, once in a process, that this convolution is computed by the definition.
+/// Reports, once in a process, that this convolution is computed by the definition.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -36616,7 +36613,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// How exact products of floats are on GPUs.
+/// The precision of products of floats on GPUs.
 
 namespace chorus {
 
@@ -36628,7 +36625,7 @@ inline std::atomic<bool>& tf32_flag() {
 }  // namespace detail
 
 /// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
+/// several times as fast. Initially off, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -36639,13 +36636,13 @@ inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::m
 // <chorus/kernels/cuda/cudnn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
-/// cuDNN's graph interface, as much of it as convolutions need: descriptors that free themselves, and plans.
+/// cuDNN's graph interface, the part for convolutions: descriptors that free themselves, and plans.
 
 #include <cudnn.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -36688,7 +36685,7 @@ class CudnnDescriptor {
     set(name, CUDNN_TYPE_INT64, values.data(), N);
   }
   void finalize() { CHORUS_CUDNN_CHECK(cudnnBackendFinalize(descriptor_)); }
-  /// False where cuDNN can't do what the descriptor asks for.
+  /// False if cuDNN does not support the descriptor.
   bool try_finalize() {
     if (cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS) return true;
     chorus::cuda::forget_error();
@@ -36709,7 +36706,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// The tensors of a convolution, by the numbers that its descriptors know them by.
+/// The tensors of a convolution, by their numbers in descriptors.
 enum class ConvolutionTensor : std::int64_t { x = 1, weight = 2, y = 3 };
 
 namespace detail {
@@ -36739,7 +36736,7 @@ inline CudnnDescriptor cudnn_tensor(ConvolutionTensor which, DType type, const s
   return tensor;
 }
 
-/// What an operation's attributes are called in each pass.
+/// The names of an operation's attributes in each pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t alpha, beta, convolution, weight, x, y;
@@ -36813,10 +36810,10 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   return operation;
 }
 
-/// How one convolution is computed.
+/// The engine of one convolution.
 class ConvolutionPlan {
  public:
-  /// Takes the first of cuDNN's proposals that always gives the same bits and rounds no input without permission.
+  /// Takes the first of cuDNN's proposals that is deterministic and rounds no input without permission.
   ConvolutionPlan(cudnnHandle_t handle, const ConvolutionProblem& problem) {
     const auto operation = cudnn_operation(problem);
     CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -36839,16 +36836,16 @@ class ConvolutionPlan {
     }
   }
 
-  /// False where cuDNN has no acceptable way.
+  /// False if cuDNN has no acceptable engine.
   bool usable() const { return plan_.has_value(); }
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// Which engine it is, in words.
+  /// The name of the engine.
   std::string text() const {
     if (!usable()) return "cuDNN has no way; a direct kernel";
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
-  /// All tensors are aligned to 16 bytes; the pass decides which of them is written.
+  /// All tensors are aligned to 16 bytes; the pass determines which of them is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
     const std::array<std::int64_t, 3> ids{static_cast<std::int64_t>(ConvolutionTensor::x),
                                           static_cast<std::int64_t>(ConvolutionTensor::weight),
@@ -36915,7 +36912,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CudnnContext {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
@@ -36948,7 +36945,7 @@ namespace cuda {
 
 #if CHORUS_USE_CUDNN
 
-/// An operand at an address that cuDNN takes: itself, or a copy where its place in a flat buffer is not aligned.
+/// An operand at an address that cuDNN accepts: itself, or a copy if its place in a flat buffer is not aligned.
 template <class T>
 class AlignedOperand {
  public:
@@ -36965,7 +36962,7 @@ class AlignedOperand {
   const T* data_;
 };
 
-/// Runs a pass whose operands are aligned and whose result is overwritten. False where cuDNN has no way.
+/// Runs a pass with aligned operands and an overwritten result. False if cuDNN has no engine.
 template <class T, class Weight>
 bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
@@ -36979,8 +36976,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   return true;
 }
 
-/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns what it
-/// returns.
+/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns its result.
 template <class T, class Run>
 bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   if (!accumulate && aligned(out)) return run(out);
@@ -37041,7 +37037,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
       return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
     };
     if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
-    if constexpr (!std::is_same_v<T, Out>) {  // engines that round to T are more than those that don't
+    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than do not
       const cuda::Scratch<T> rounded(device, s.weight_count());
       if (run(rounded.data())) {
         cuda::for_each(device, "gradient in float", s.weight_count(),
@@ -37424,9 +37420,9 @@ class ConvTranspose2d;  // needs #include <chorus/nn/convolutions.hpp>
 // <chorus/kernels/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices; putting by an index for each element
-/// (scatter). x: [outer, axis, inner]; y: [outer, count, inner].
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather); the way back,
+/// which sums repeated picks in the order of the indices; and putting by an index for each element (scatter). x:
+/// [outer, axis, inner]; y: [outer, count, inner].
 
 namespace chorus::kernels {
 
@@ -37448,8 +37444,8 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-/// y[o, index[o, j, i], i] = source[o, j, i], or with `add` += that. Throws UsageError for an index outside of the axis
-/// and, on the CPU, where elements would take the same place.
+/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index outside of the axis and,
+/// on the CPU, if elements would take the same place.
 template <class T>
 void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
 
@@ -37484,7 +37480,7 @@ namespace chorus::kernels {
 
 namespace detail {
 inline bool all_inside(Index count, const std::int64_t* index, Index axis) {
-  Index negative = 0;  // less than 0 where an index, or what is left above it, is
+  Index negative = 0;  // negative if an index, or its distance to the limit, is
   for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
   return negative >= 0;
 }
@@ -37494,8 +37490,8 @@ inline void check_indices(std::string_view operation, Index count, const std::in
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
 
-/// Calls f(o, pick) for all of `outer`, each with the number `pick` of what was picked before it, by several threads
-/// where each of them picks enough.
+/// Calls f(o, pick) for all of `outer`, each with the number `pick` of earlier picks, on several threads if each of
+/// them picks enough.
 template <class F>
 void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
@@ -37503,8 +37499,8 @@ void for_outer(Index outer, Index picked, const F& f) {
   });
 }
 
-/// The same with an index for each element, [outer, count, inner]. Throws UsageError for one outside of the axis: the
-/// first, whatever the threads, and what has been written by then nobody reads.
+/// The same with an index for each element, [outer, count, inner]. Throws UsageError for the first index outside of the
+/// axis, whatever the number of threads; nobody reads the results up to then.
 template <class F>
 void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
   const Index picked = count * whole.inner;
@@ -37535,7 +37531,7 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   detail::check_indices("index_select", count, index, whole.axis);
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
-  if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
+  if (whole.inner == 1) {  // single numbers: a call for each would take longer than the copy
     return detail::for_outer(whole.outer, count, [=](Index o, Index pick) {
       for (Index i = 0; i < count; ++i) y[pick + i] = x[o * whole.axis + index[i]];
     });
@@ -37610,13 +37606,13 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/kernels/cuda/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
-/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the
-/// device throws UsageError. The ways back add up in the order of the indices, without atomics.
+/// Picking by index on GPUs. The kernel sees a bad index: it picks zeros, and the next call that waits for the device
+/// throws UsageError. The ways back sum in the order of the indices, without atomics.
 
 // <chorus/kernels/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
-/// How a kernel notes bad input: the first one is kept, for the next call that waits for the device.
+/// How a kernel records bad input: the first one is kept, for the next call that waits for the device.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
@@ -37679,7 +37675,7 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
-/// `operation` and `noun` are addresses of the host, which nobody reads here.
+/// `operation` and `noun` are addresses of the host, which the device never reads.
 struct FaultNote {
   Fault* fault;
   const char *operation, *noun;
@@ -37707,7 +37703,7 @@ inline FaultNote fault_note(Cuda device, const char* operation, const char* noun
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
 /// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
-/// always gives the same.
+/// always gives the same result.
 
 namespace chorus::kernels::cuda {
 
@@ -37726,8 +37722,8 @@ struct IndexKeys {
   }
 };
 
-/// One pass over places in the order of `from` (null: as they come), by the digit at `shift`. A block has a chunk of
-/// them, a thread one digit: it counts those with its digit, or, once `starts` says where these begin, moves them.
+/// One pass over places in the order of `from` (null: the given order), by the digit at `shift`. A block has a chunk of
+/// them, a thread one digit: it counts those with its digit, or, once `starts` has the beginnings, moves them.
 template <bool moves>
 __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
   __shared__ unsigned char digits[order_chunk];
@@ -37751,7 +37747,7 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
   if (!moves) start = at;
 }
 
-/// Counts become the sums of those before them; one block.
+/// Replaces counts by the sums of the earlier counts; one block.
 template <class Count>
 __global__ void order_starts(Index count, Index each, Count* starts) {
   __shared__ Count sums[block_threads];
@@ -37772,7 +37768,7 @@ __global__ void order_starts(Index count, Index each, Count* starts) {
 
 }  // namespace detail
 
-/// The places of `count` indices into an axis, sorted by index. Those that are no index of the axis come last.
+/// The places of `count` indices into an axis, sorted by index. Invalid indices come last.
 inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
   const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
   const Scratch<Index> starts(device, chunks * detail::order_digits);
@@ -37821,8 +37817,8 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others after it, and adds
-/// up all their rows. The list is read block_threads indices at a time.
+/// One block for each place in the list that is the first with its index: it looks for the others after it, and sums
+/// all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -37875,7 +37871,7 @@ __global__ void ordered_select_gradient(AxisShape whole, Index count, const std:
   }
 }
 
-/// One thread for each line: what it writes or adds to is its own.
+/// One thread for each line: it writes or adds only to its own.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -37912,7 +37908,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
   const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // so many are looked through sooner than they are sorted
+  constexpr Index short_list = 2048;  // such lists are searched sooner than sorted
   if (count <= short_list)
     return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
                         dy, dx);
@@ -38152,8 +38148,8 @@ template <class T>
 void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
-/// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
+/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of dy.
+/// Each may be null. Overwrites, or adds if `accumulate` (of dx, dweight, dbias) is true.
 template <class T>
 void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -38185,7 +38181,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -38198,7 +38194,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
 // <chorus/kernels/cuda/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
@@ -38220,7 +38216,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -38320,7 +38316,7 @@ std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, 
     const auto d = psub(load(x + i, count), mean);
     return pmul(d, d);
   });
-  // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+  // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
   const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
     return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
                                 : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
@@ -38333,7 +38329,7 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  // Flattened: loops in functions of their own read for each packet what they reach through references.
+  // Flattened: loops in separate functions would read the referenced values again for each packet.
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
@@ -38349,7 +38345,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
 }
 
 namespace detail {
-/// Rows whose sums for dweight and dbias are made one after the other, and added up in pairs then.
+/// Rows whose sums for dweight and dbias are made one after the other, and then added in pairs.
 inline constexpr Index affine_rows = 32;
 }  // namespace detail
 
@@ -38510,7 +38506,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -38523,7 +38519,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
 // <chorus/kernels/cuda/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
@@ -38545,7 +38541,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -38903,8 +38899,7 @@ namespace chorus::kernels {
 inline constexpr int few_rows = 4;
 
 /// y = x wᵀ + bias for at most `few_rows` rows; x: [m, k], w: [n, k], y: [m, n], bias: [n] or null. Weights are read
-/// once, as they lie. Sums are in another order than gemm's: their last bits are not those that a row has in a larger
-/// batch.
+/// once, in place. Sums have another order than gemm's: the last bits of a row differ from those in a larger batch.
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias);
 
@@ -38914,7 +38909,7 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/cpu/few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
-/// A linear layer of a few rows, as inference of one sample and each step of a recurrent layer have it.
+/// A linear layer of a few rows, as in inference of one sample and in each step of a recurrent layer.
 
 namespace chorus::kernels {
 
@@ -38958,7 +38953,7 @@ void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias
 /// Columns [first, first + count) of `Rows` rows.
 template <int Rows, class T>
 void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
-  // With as many sums as there are registers for.
+  // With as many sums as registers can hold.
   constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
   const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
   Index j = first;
@@ -39000,7 +38995,7 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -39012,19 +39007,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float; the result may be float, too.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -39053,18 +39048,18 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
 
 #include <cublasLt.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -39132,7 +39127,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they have not for a type an invalid value.
+    // Some versions call an epilogue that they lack for a type an invalid value.
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -39146,10 +39141,10 @@ class GemmPlan {
     if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
   }
 
-  /// False where cuBLASLt has no algorithm for the problem.
+  /// False if cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
-  /// Which algorithm it is, in words.
+  /// The name of the algorithm.
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
@@ -39164,7 +39159,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// Where the bias is, or where the sums go.
+  /// The place of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -39203,7 +39198,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -39271,7 +39266,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -39288,11 +39283,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each of them with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias, unless that is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
-  // What the addresses of a stack's matrices are multiples of.
+  // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
@@ -39339,7 +39334,7 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 }
 
 /// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
@@ -39355,7 +39350,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -39923,27 +39918,27 @@ namespace chorus::kernels {
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// What scores are multiplied by.
+  /// The factor of scores.
   double scale;
   /// Query i sees keys 0 to i only.
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  /// Distance of the matrices in an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; gradients lie as what they are the gradients by.
+/// Of q, k, v and y; each gradient has the layout of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
@@ -39959,31 +39954,31 @@ struct AttentionPitches {
   }
 };
 
-/// Which gradients are added to what is there; the others overwrite it.
+/// The gradients that are added to old values; the others overwrite them.
 struct AttentionAdds {
   bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
-/// too.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to what is there. Any may be null.
+/// The gradients by q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
-/// cores, but without the scores in memory. Another number may be put in its place at any time.
+/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
+/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
+/// at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether so many scores of type T are to go by blocks.
+/// Whether that number of scores of type T goes by blocks.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -40008,12 +40003,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// How many of the block's keys query `i` of it sees.
+/// The number of the block's keys that its query `i` sees.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -40032,8 +40027,8 @@ void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T*
   }
 }
 
-/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
-/// would give to the elements of [samples, heads, queries, keys].
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
 template <class T>
 void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
   const std::uint32_t threshold = dropout_threshold(s.dropout);
@@ -40198,27 +40193,27 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
-/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
-/// well, which are not used: nothing without a GPU says whether it would take one.
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
+/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
+/// used: without a GPU nothing tells whether it would accept one.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+/// Products of tiles in a block's shared memory, the parts of attention by blocks.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// How much of a sum is in shared memory at once.
+/// The part of a sum that is in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads stand in a square.
+/// Threads form a square.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are a number longer than they have to be, so that a column lies in all banks.
+/// Rows are one number longer than necessary, so that a column lies in all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
@@ -40267,7 +40262,7 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, but for its results.
+/// The arrays of one attention, without its results.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
@@ -40306,7 +40301,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
@@ -40328,7 +40323,7 @@ __device__ void attention_scores(TileMemory<compute_type<T>>& m, const Attention
   });
 }
 
-/// What dropout multiplies a weight by.
+/// Dropout's factor of a weight.
 template <class C>
 __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
   if (s.dropout == 0) return C(1);
@@ -40342,7 +40337,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
+/// 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -40403,8 +40399,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
-/// to what is there.
+/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
+/// old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -40514,7 +40510,7 @@ struct AttentionDots {
   }
 };
 
-/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -40530,7 +40526,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -40546,7 +40542,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// Gradients are added to what is there where `adds` says so.
+/// With `adds` gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -41546,26 +41542,25 @@ Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index
 
 namespace chorus {
 
-/// What becomes of the losses of the samples.
+/// The reduction of the samples' losses.
 enum class Reduction : std::uint8_t { none, mean, sum };
 
-/// As in PyTorch. Samples with the label `ignore_index` count for nothing: neither in the loss nor in the mean's
-/// divisor.
+/// As in PyTorch. Samples with the label `ignore_index` count neither in the loss nor in the mean's divisor.
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
-  /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
-  /// batch that is cut into micro-batches whose gradients are added up. The tokens that count in the whole batch: in
-  /// all micro-batches of all ranks. A positive number, the same on all ranks; a smaller one than the tokens that have
-  /// counted is refused in backward.
+  /// For operations, not kernels: divide the sum by this instead of this batch's own count (or sum of weights), for a
+  /// batch that is cut into micro-batches whose gradients are summed. It is the number of tokens that count in the
+  /// whole batch: in all micro-batches of all ranks. A positive number, the same on all ranks. Backward refuses a
+  /// number below that of the counted tokens.
   std::optional<double> mean_over = {};
 };
 
 struct NllLossOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
-  std::optional<double> mean_over = {};  ///< as of CrossEntropyOptions
+  std::optional<double> mean_over = {};  ///< see CrossEntropyOptions
 };
 
 }  // namespace chorus
@@ -41573,11 +41568,11 @@ struct NllLossOptions {
 
 namespace chorus::kernels {
 
-/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics:
-/// [2, batch], kept for the backward pass: logsumexp(x) less the row's largest logit, and that one: as two numbers they
-/// are exact where their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1]
-/// before it writes anything.
+/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)). logits:
+/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], kept
+/// for the backward pass: logsumexp(x) less the row's largest logit, and that logit. As two numbers they are exact,
+/// while their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
+/// anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* statistics);
@@ -41589,8 +41584,8 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
-/// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses
-/// for Reduction::none are [outer, inner].
+/// The same for a class per pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses for
+/// Reduction::none are [outer, inner].
 template <class T>
 void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
                                  const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
@@ -41619,12 +41614,12 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+/// The common part of losses by labels: checked labels, and summed losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
-/// and its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
+/// label, if one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -41660,7 +41655,7 @@ void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, Sam
   loss[0] = static_cast<T>(total);
 }
 
-/// What a sample's gradient is multiplied by.
+/// The factor of a sample's gradient.
 template <class T>
 T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   if (reduction == Reduction::none) return dloss[i];
@@ -41834,8 +41829,8 @@ void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, con
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 /// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
-/// likelihood, on GPUs. A bad label is seen by the kernel: that
-/// sample counts as ignored, and the next call that waits for the device throws UsageError.
+/// likelihood, on GPUs. The kernel sees a bad label: that sample counts as ignored, and the next call that waits for
+/// the device throws UsageError.
 
 namespace chorus::kernels {
 
@@ -41863,7 +41858,7 @@ __device__ void each_vector(const Line& line, const T* x, bool vector, const F& 
   }
 }
 
-/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory demands.
+/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory requires.
 template <class C>
 struct SumBelow {
   C largest;
@@ -41880,7 +41875,7 @@ struct JoinSums {
   }
 };
 
-/// Reads each line once: sums go on below the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// Reads each line once: sums are relative to the largest number so far (Milakov and Gimelshein, "Online normalizer
 /// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
@@ -41902,7 +41897,7 @@ struct CrossEntropy {
       for (int l = 0; l < Vector<T>::width; ++l)
         if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
       if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // what is masked adds nothing
+      if (top == lowest) return;  // masked numbers add nothing
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l) {
         if (l >= n) continue;
@@ -41983,7 +41978,7 @@ struct CountLabels {
   __device__ void finish(Index, double total) const { *count = total; }
 };
 
-/// What each sample's gradient is multiplied by.
+/// The factor of each sample's gradient.
 template <class T>
 struct SampleScale {
   Reduction reduction;
@@ -42423,7 +42418,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
 /// zeros.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
@@ -42446,7 +42441,7 @@ struct RunningColumns {
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several at a time don't wait for each other's last number.
+/// Lines along memory. Several lines at a time don't wait for each other's last number.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -42540,8 +42535,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
-/// lines are few.
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
+/// for each.
 
 namespace chorus::kernels {
 
@@ -42614,8 +42609,8 @@ struct RunningProduct {
   }
 };
 
-/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
-/// which is laid out like x.
+/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
+/// has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -43673,12 +43668,12 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 // <chorus/kernels/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
-/// Images resampled along both of their axes: what interpolates them, and what takes means of their parts.
+/// Images resampled along both of their axes: interpolation, and means of parts.
 
 namespace chorus::kernels {
 
-/// How an axis of `in` entries becomes one of `out`: entry i is the sum of weight[k] times entry index[k] of the old
-/// one, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+/// The map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of the
+/// old axis, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
 template <class T>
 struct AxisTaps {
   Index in, out;
@@ -43738,7 +43733,7 @@ void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumula
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
-  // Columns, which go number by number, of the fewer rows.
+  // Columns, which are processed number by number, of the fewer rows.
   const Index in = rows.in * columns.in, out = rows.out * columns.out;
   if (rows.in < rows.out) {
     const ThreadScratch<T> lines(device, rows.in * columns.out);
@@ -44323,15 +44318,15 @@ double square_sum(Cpu, Index count, const T* x) {
 // <chorus/kernels/cuda/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
-/// Optimizer steps over flat arrays on GPUs, one launch each. What changes from step to step (learning rate, number of
-/// the step) may lie in device memory, so that a captured graph can be replayed with other numbers.
+/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, number
+/// of the step) may lie in device memory, so that a captured graph can be replayed with other values.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far
-/// of those that the host has counted. Null: no step is.
+/// The device memory that tells whether a step is skipped (`*unwanted` is not 0), and the number of skipped steps among
+/// those that the host has counted. Null: no step is skipped.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;
@@ -44341,7 +44336,7 @@ struct StepSkip {
 /// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
-  /// The scalars of a replay, and its number, from 1, if no replay was left out.
+  /// The scalars of a replay, and its number, from 1, if no replay was skipped.
   struct Replayed {
     S value{};
     Index step = 1;
@@ -44360,8 +44355,8 @@ struct Scalars {
   }
 };
 
-/// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula
-/// needs, once a block, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements. Once a block, `rule.prepare(scalars)` first computes the values of the
+/// formula, since powers of doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   if (scalars.skip.now()) return;
@@ -44497,7 +44492,7 @@ struct CountLeftOut {
     if (*unwanted != 0) ++*left_out;
   }
 };
-/// Behind a step's kernels: `++*left_out` where the device has left them out.
+/// After a step's kernels: `++*left_out` if the device has skipped them.
 inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
   for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
 }
@@ -45461,19 +45456,19 @@ class AdamW final : public Adam<D> {
 // <chorus/kernels/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is
-/// decided on the way stays in device memory, so that no step waits for the host.
+/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. Decisions stay
+/// in device memory, so that no step waits for the host.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host as on a GPU.
+/// How a loss scale changes, on the host and on a GPU.
 
 namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
-  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t good_steps = 0;  ///< consecutive steps without an overflow
   std::int64_t skipped = 0;
 };
 
@@ -45482,9 +45477,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
-  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
-  /// does not become smaller.
+  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
+  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
+  /// become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -45503,14 +45498,14 @@ struct LossScaleRule {
 
 namespace chorus::kernels::cuda {
 
-/// A loss scale and what it depends on, in device memory.
+/// A loss scale and its state, in device memory.
 struct LossScale : LossScaleState {
   double inverse = 1;
   float scale_f32 = 1;
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and what they are multiplied by unless that is at least 1, in device memory.
+/// The norm of all gradients, and their factor unless that is at least 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -45521,7 +45516,7 @@ struct Array {
   Index count;
 };
 
-/// Some arrays that a kernel takes for one.
+/// Some arrays that a kernel treats as one.
 template <class T>
 struct Arrays {
   static constexpr std::size_t most = 64;
@@ -45603,7 +45598,7 @@ struct ClipGrads {
   }
 };
 
-/// Divides gradients by the scale, and notes where one is not finite.
+/// Divides gradients by the scale, and records whether one is not finite.
 template <class T>
 void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -45616,8 +45611,8 @@ inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule
   for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
-/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that
-/// depends on sizes alone.
+/// out = the norm of all gradients, and the factor that reduces it to `most`. Sums are made in an order that depends on
+/// sizes alone.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;
@@ -45630,8 +45625,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor unless it is at least 1: one that is not a number makes all gradients so. Zeros
-/// stay zeros, for some lie between parameters.
+/// Multiplies gradients by the factor unless it is at least 1. A factor of NaN makes all gradients NaN. Zeros stay
+/// zeros, since some lie between parameters.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -59133,8 +59128,8 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -60966,7 +60961,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
 
 namespace chorus::kernels {
 
@@ -60975,14 +60970,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -60992,7 +60987,7 @@ OrderKey<T> order_key(T value) {
 }
 
 /// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// number, little-endian, the key counts for more than the index.
+/// little-endian number, the key is more significant than the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -61004,7 +60999,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -61023,8 +61018,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
-/// block of them with the greatest one so far tells at once.
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
+/// comparison of a block of them with the present greatest one excludes all at once.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -61034,7 +61029,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN is in no order: its entry decides.
+  // Equal numbers come too late. NaN has no order: its entry decides.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -61057,7 +61052,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Lines side by side are read together, so that what is fetched for one is used by all.
+  // Neighbouring lines are read together, so that all use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -61110,8 +61105,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
+/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
+/// but without a step that waits for another.
 
 namespace chorus::kernels {
 
