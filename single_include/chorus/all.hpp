@@ -41,6 +41,110 @@ class DetectAnomaly {
 /// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
 /// forgotten and computed again when backward needs it.
 
+// <chorus/core/tensor_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+
+namespace chorus {
+
+/// Some neighbouring entries of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; the same bits for each.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The largest of all members' numbers, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in the order of ranks.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum of every member's `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null where layers are whole.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, layers of this thread belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+/// Of a parameter that is a part: of what, and who has the others.
+struct PartOfParameter {
+  Split split;
+  std::vector<Index> extents;  ///< of the whole one
+  std::shared_ptr<TensorGroup> group;
+
+  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const { return group->part(layout().width, split.unit); }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+
 namespace chorus {
 
 namespace detail {
@@ -18125,8 +18229,7 @@ struct GradScalerOptions {
 namespace detail {
 
 inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
-  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale,
-          options.max_scale};
+  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
 /// Replaces a number by the largest of all ranks. It lies on the gradients' device.
@@ -18593,8 +18696,7 @@ namespace detail {
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
-  for (const auto& named : parameters)
-    nn::check_whole(optimizer, named, "it needs whole parameters");
+  for (const auto& named : parameters) nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 
@@ -19038,6 +19140,109 @@ Part with_numbers(Part part) {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
 /// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+
+// <chorus/parallel/ddp/parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+/// Hooks after which each rank has the averages of its own part of each bucket alone.
+
+namespace chorus::ddp {
+
+/// Elements [begin, end).
+struct Elements {
+  std::size_t begin, end;
+};
+/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts; the last rank's has what is left
+/// over, too.
+constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t each = count / ranks;
+  return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
+}
+
+/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
+enum class Averaging { by_hook, whole };
+
+template <Device D, class Hook, class Communicator>
+requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
+  Hook hook;
+  Averaging averaging = Averaging::by_hook;
+
+  void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    as_hooks_see(core, bucket, [&](const auto& view) {
+      bucket.work =
+          averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
+    });
+  }
+  void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
+    for (Bucket& bucket : buckets) bucket.work.wait();
+  }
+};
+
+/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
+/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
+/// own sees them for a while.
+template <Device D, class Communicator>
+class GradientParts final : public Extension<D> {
+ public:
+  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {}
+
+  void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
+  void gradient_arrived(std::size_t) override {
+    if (!core_.sync) refuse_if_waiting("no other backward pass can begin");
+  }
+  void backward_begins() override {
+    refuse_if_waiting("no other backward pass can begin");
+    const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
+    const bool places_change = order != nullptr && !order->learned();  // after this pass
+    averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
+  }
+  // Hides them.
+  void pass_ended() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
+    set_arrived(false);
+    waits_for_step_ = true;
+  }
+
+  /// Calls `f` while the parameters have their gradients.
+  void show(const std::function<void()>& f) {
+    const struct Scope {
+      GradientParts& parts;
+      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
+      ~Scope() { parts.set_arrived(false); }
+    } scope(*this);
+    f();
+  }
+  /// They have been used.
+  void forget() {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
+    hidden_.clear();
+    waits_for_step_ = false;
+  }
+
+ private:
+  // What `what` says would lose them.
+  void refuse_if_waiting(const char* what) const {
+    check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
+                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
+                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+  }
+  void set_arrived(bool arrived) {
+    for (const std::size_t i : hidden_) {
+      core_.parameter(i).set_grad_arrived(arrived);
+      core_.parameter(i).set_grad_in_parts(!arrived);
+    }
+  }
+
+  Core<D, Communicator>& core_;
+  Averaging& averaging_;
+  std::vector<std::size_t> hidden_;  // entries
+  bool waits_for_step_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
 
 // <chorus/parallel/fsdp/shard.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
@@ -20063,6 +20268,62 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
 /// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
 
+// <chorus/parallel/ddp/step_in_backward.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+/// An optimizer that steps each parameter in the middle of backward, as soon as its average is there (FusedOptimizer).
+
+namespace chorus::ddp {
+
+template <Device D, class Communicator>
+class StepInBackward final : public Extension<D> {
+ public:
+  /// `at_the_end`: parameters may be left out, or a hook starts more work when a bucket comes back: all ranks have to
+  /// call in one order.
+  StepInBackward(Core<D, Communicator>& core, bool at_the_end) : core_(core), at_the_end_(at_the_end) {}
+
+  /// Throws UsageError where another optimizer steps.
+  void set(std::function<void(const ParameterOn<D>&)> step) {
+    check<UsageError>(!step || !step_,
+                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
+    step_ = std::move(step);
+  }
+
+  void gradient_arrived(std::size_t) override {
+    if (!step_ || at_the_end_ || !core_.sync) return;
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) {
+      if (!bucket->work.done()) return;
+      take_back(*bucket);
+    }
+  }
+  void backward_ended() override {
+    if (!step_ || at_the_end_) return;
+    core_.send_full();
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) take_back(*bucket);
+  }
+  void averaged() override {
+    if (!step_) return;
+    for (std::size_t i = 0; i < core_.entries(); ++i) {
+      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // each rank's
+      const bool sent = at_the_end_ && core_.buckets.sends(i);
+      if ((own || sent) && core_.parameter(i).grad_arrived()) step_(core_.parameter(i));
+    }
+  }
+
+ private:
+  void take_back(Bucket& bucket) {
+    core_.take_back(std::span(&bucket, 1));
+    for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
+  }
+
+  Core<D, Communicator>& core_;
+  const bool at_the_end_;
+  std::function<void(const ParameterOn<D>&)> step_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
+
 namespace chorus {
 
 /// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
@@ -20165,6 +20426,139 @@ class FusedOptimizer : public optim::HasLearningRate {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
 /// Gradients that travel in 2 bytes a number.
+
+// <chorus/parallel/ddp/hook_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+namespace chorus::ddp {
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory final : public ParameterMemory<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  HookMemory(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void buckets_will_change() override {
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
+  }
+  void buckets_changed() override {
+    forget_buckets();
+    restore();
+  }
+
+  void forget(const std::string& parameter) override {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
+  std::vector<optim::StateTensor> state(bool full) override {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  void replace(const std::vector<optim::StateTensor>& tensors) override {
+    const auto known = in_buckets(true);
+    std::map<Key, Kept> copies;
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
+    restore();
+  }
+  void scale_rest(double factor) override {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(),
+                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (Traits::remembers_parameters)
+      for (const Bucket& bucket : core_.buckets.all())
+        as_hooks_see(core_, bucket, [&](const auto& view) { hook_.remembered(view, make(view), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  Kept copy_of(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), core_.parameter(0).where(), tensor.data, bytes.size());
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (Traits::resets) hook_.reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({part.name, ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
+      const auto found = aside_.find({part.name, std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
 
 // <chorus/parallel/hooks/bucket_states.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
@@ -20345,11 +20739,10 @@ struct HybridReduceScatter {
     const auto part = ddp::part_of(bucket.gradients.size(), static_cast<std::size_t>(shards->rank()),
                                    static_cast<std::size_t>(shards->size()));
     // The weight has been multiplied by already, but where there is one shard alone.
-    return replicas->all_reduce_async(
-        bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
-        {.scale = shards->size() == 1 ? bucket.weight : 1,
-         .traffic = trace::Traffic::gradients,
-         .bucket = static_cast<int>(bucket.index)});
+    return replicas->all_reduce_async(bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
+                                      {.scale = shards->size() == 1 ? bucket.weight : 1,
+                                       .traffic = trace::Traffic::gradients,
+                                       .bucket = static_cast<int>(bucket.index)});
   }
 
  private:
@@ -20366,6 +20759,38 @@ struct HybridReduceScatter {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 /// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
+
+// <chorus/parallel/ddp/parameter_averaging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+/// Communication hooks that average parameters, or act around the optimizer's step (PostLocalSgd).
+
+namespace chorus::ddp {
+
+template <Device D, class Hook, class Communicator>
+class ParameterAveraging final : public Extension<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void ready_for_forward() override {
+    if constexpr (Traits::averages_parameters)
+      if (core_.brings == Brings::samples)
+        hook_.before_forward(core_.flat, core_.ranks,
+                             [this](const std::string& name) { return !core_.options.ignores(name); });
+  }
+  void averaged() override {
+    if constexpr (Traits::acts_after_backward) hook_.after_backward();
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
 
 // <chorus/parallel/local_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
@@ -21110,7 +21535,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
+      : Base(std::move(model), "LocalSgd", communicator, options.dim, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
@@ -24627,7 +25052,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+      : Base(std::move(model), "ParameterServer", communicator, options.dim, seed) {
     this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();
@@ -32795,9 +33220,9 @@ auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, co
 
 namespace chorus {
 
-template <class Model, int Shares, class Communicator>
-class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
+template <class Model, int Shares, class Communicator, class OfRanks>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
+  using Base = Policy<Model, OfRanks>;
 
  public:
   using typename Base::D;
@@ -32814,18 +33239,19 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   }
 
  protected:
-  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
-                    std::uint64_t seed)
-      : Base(title, std::move(model.model()), communicator, dim, seed),
+  template <class... Arguments>
+  explicit DistributedPolicy(SameBits<Model, Shares> model, Arguments&&... arguments)
+      : Base(std::move(model.model()), std::forward<Arguments>(arguments)...),
         canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
-                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
-                   communicator.size(),
+                   same_bits::checked_shares(model.shares(), this->devices(), this->random_.dim),
+                   this->communicator_.rank(), this->devices(),
                    {.sum = [this](std::span<double> values) { this->sum(values); },
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
                           return this->shares_.batch();
                         }}) {
+    this->whole_passes_ = true;
     this->shares_.add_as_they_are();
   }
 
@@ -32833,29 +33259,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
-  template <class Counts>
-  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
-    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
-  }
+  std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
   // The parameters' own hooks come later, with the gradient of the whole batch.
-  template <class F>
-  void on_gradients(const F& f) {
+  void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
-    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+    for (const auto& entry : this->flat_.entries())
+      numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f = std::move(f), numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
   }
-  template <class F>
-  void when_backward_ends(const F& f) {
-    canonical_.when_backward_ends(f);
-  }
-  /// Every pass is the whole batch's: there is nothing to put off.
-  NoSync scope_without(bool&) const { return {}; }
+  void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
   /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
-  template <class Hook, class Core>
-  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
-    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+  std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
+    check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
                       "AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
@@ -32902,8 +33319,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
                       "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     Base::begin_join(facts);
   }
-  void check_weighed() {}
-  bool weighed() const { return true; }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {
     if (this->communicator_.size() > 1) same_bits::check_means(nodes);
     this->weigh_run(/*refused=*/false);

@@ -484,19 +484,7 @@ class Node {
   friend class Ref;
 
   // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
-  static void dispose(Node* node) {
-    thread_local std::vector<Node*> waiting;
-    thread_local bool draining = false;
-    waiting.push_back(node);
-    if (draining) return;
-    draining = true;
-    while (!waiting.empty()) {
-      Node* next = waiting.back();
-      waiting.pop_back();
-      delete next;
-    }
-    draining = false;
-  }
+  static void dispose(Node* node);
 
   enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
 
@@ -1813,34 +1801,10 @@ class Writes {
 
   /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
   /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
-  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
-    constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes] = {};
-    const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block)
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        std::uint32_t word;  // a copy of a whole block would be a call
-        std::memcpy(&word, from + lane * sizeof word, sizeof word);
-        sums[lane] = (sums[lane] ^ word) * odd;
-      }
-    std::memcpy(words, from, bytes);
-    std::uint64_t out = 0;
-    for (std::size_t lane = 0; lane < lanes; ++lane)
-      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
-    return out;
-  }
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) {
-      add();
-      found_.fetch_add(1, std::memory_order_relaxed);
-    }
-    fingerprint_ = now;
-  }
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -1849,6 +1813,47 @@ class Writes {
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/tensor/writes_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_IMPL_HPP
+/// How a change of numbers is found.
+
+namespace chorus {
+
+CHORUS_INLINE std::uint64_t Writes::fingerprint(const void* numbers, std::size_t bytes) {
+  constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
+  constexpr std::uint32_t odd = 0x9E3779B1u;
+  std::uint32_t sums[lanes] = {}, words[lanes] = {};
+  const auto* from = static_cast<const std::byte*>(numbers);
+  for (; bytes >= block; bytes -= block, from += block)
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      std::uint32_t word;  // a copy of a whole block would be a call
+      std::memcpy(&word, from + lane * sizeof word, sizeof word);
+      sums[lane] = (sums[lane] ^ word) * odd;
+    }
+  std::memcpy(words, from, bytes);
+  std::uint64_t out = 0;
+  for (std::size_t lane = 0; lane < lanes; ++lane)
+    out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
+  return out;
+}
+
+CHORUS_INLINE void Writes::look(const void* numbers, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t now = fingerprint(numbers, bytes);
+  if (now != fingerprint_) {
+    add();
+    found_.fetch_add(1, std::memory_order_relaxed);
+  }
+  fingerprint_ = now;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 
 namespace chorus {
@@ -1894,7 +1899,7 @@ struct Block {
 
 namespace detail {
 template <Device D>
-[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);
@@ -4460,34 +4465,10 @@ class Writes {
 
   /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
   /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
-  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
-    constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes] = {};
-    const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block)
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        std::uint32_t word;  // a copy of a whole block would be a call
-        std::memcpy(&word, from + lane * sizeof word, sizeof word);
-        sums[lane] = (sums[lane] ^ word) * odd;
-      }
-    std::memcpy(words, from, bytes);
-    std::uint64_t out = 0;
-    for (std::size_t lane = 0; lane < lanes; ++lane)
-      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
-    return out;
-  }
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) {
-      add();
-      found_.fetch_add(1, std::memory_order_relaxed);
-    }
-    fingerprint_ = now;
-  }
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -4496,6 +4477,9 @@ class Writes {
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 
 namespace chorus {
@@ -4541,7 +4525,7 @@ struct Block {
 
 namespace detail {
 template <Device D>
-[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);
@@ -6320,34 +6304,10 @@ class Writes {
 
   /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
   /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
-  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
-    constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes] = {};
-    const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block)
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        std::uint32_t word;  // a copy of a whole block would be a call
-        std::memcpy(&word, from + lane * sizeof word, sizeof word);
-        sums[lane] = (sums[lane] ^ word) * odd;
-      }
-    std::memcpy(words, from, bytes);
-    std::uint64_t out = 0;
-    for (std::size_t lane = 0; lane < lanes; ++lane)
-      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
-    return out;
-  }
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) {
-      add();
-      found_.fetch_add(1, std::memory_order_relaxed);
-    }
-    fingerprint_ = now;
-  }
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -6356,6 +6316,9 @@ class Writes {
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 
 namespace chorus {
@@ -6401,7 +6364,7 @@ struct Block {
 
 namespace detail {
 template <Device D>
-[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);
@@ -7903,2853 +7866,6 @@ void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 
-// <chorus/kernels/pointwise.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
-/// and nothing else is saved.
-
-namespace chorus::kernels {
-
-/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
-
-/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
-/// be `dy` or an input.
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
-
-/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
-/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                       const std::array<std::span<const Index>, N>& in_strides, T* out);
-
-/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
-/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
-                        const std::array<bool, N>& accumulate);
-
-}  // namespace chorus::kernels
-
-// <chorus/kernels/cpu/narrow_pointwise.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
-/// Element-wise functors over bf16 and half on the CPU, computed in float.
-
-// <chorus/kernels/cpu/in_float.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
-/// rounded once.
-
-// <chorus/kernels/cpu/scratch.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-/// Working memory of a kernel.
-
-// <chorus/core/threads.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
-/// don't depend on the number of threads.
-
-#include <thread>
-
-namespace chorus {
-
-namespace detail {
-
-inline int& number_in_team() {
-  thread_local int number = 0;
-  return number;
-}
-
-/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
-/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
-/// with the others' ranges.
-class ThreadTeam {
- public:
-  using Task = void (*)(const void* context, Index index);
-
-  explicit ThreadTeam(int helpers);
-  ~ThreadTeam();
-  ThreadTeam(const ThreadTeam&) = delete;
-  ThreadTeam& operator=(const ThreadTeam&) = delete;
-
-  int size() const { return size_; }
-
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
-  void run(Index count, Task task, const void* context);
-
- private:
-  void call();
-
-  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
-  // finds nothing to claim, and nobody waits for it.
-  void work(int self) noexcept;
-
-  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
-
-  // The number of unclaimed indices before; 0 if there is nothing to claim.
-  static Index claim(std::atomic<Index>& indices) {
-    Index left = indices.load(std::memory_order_acquire);
-    while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
-    }
-    return left;
-  }
-
-  Index end_of(int range) const { return count_ * (range + 1) / size_; }
-
-  void serve(int self);
-  void end();
-
-  template <class T, class Condition>
-  static void wait_while(std::atomic<T>& value, const Condition& condition) {
-    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
-    for (int i = 0; i < looks; ++i) {
-      if (!condition(value.load(std::memory_order_acquire))) return;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-    for (;;) {
-      const T now = value.load(std::memory_order_acquire);
-      if (!condition(now)) return;
-      value.wait(now, std::memory_order_acquire);
-    }
-  }
-
-  struct alignas(64) Range {
-    std::atomic<Index> unclaimed{0};
-  };
-
-  const int size_;
-  const std::unique_ptr<Range[]> ranges_;
-  std::vector<std::thread> helpers_;
-  alignas(64) std::atomic<std::uint32_t> calls_{0};
-  alignas(64) std::atomic<Index> unfinished_{0};
-  std::atomic<bool> stop_{false};
-  Task task_ = nullptr;
-  const void* context_ = nullptr;
-  Index count_ = 0;
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
-
-/// This thread's team; null if it works alone.
-inline std::unique_ptr<ThreadTeam>& thread_team() {
-  thread_local std::unique_ptr<ThreadTeam> team;
-  return team;
-}
-
-}  // namespace detail
-
-/// The number of threads for operations that this thread calls.
-inline int num_threads() {
-  const auto& team = detail::thread_team();
-  return team ? team->size() : 1;
-}
-
-/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
-inline int thread_number() { return detail::number_in_team(); }
-
-/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
-/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
-/// n < 1.
-void set_num_threads(int n);
-
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
-/// Operations inside of `f` work alone.
-template <class F>
-void parallel_for(Index count, const F& f, bool worth_it = true) {
-  auto& team = detail::thread_team();
-  if (team == nullptr || count <= 1 || !worth_it) {
-    for (Index i = 0; i < count; ++i) f(i);
-    return;
-  }
-  // Without its team while it works, so that an inner operation does not use it again.
-  struct Borrowed {
-    std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
-    ~Borrowed() { detail::thread_team() = std::move(team); }
-  } borrowed;
-  borrowed.team->run(
-      count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
-}
-
-/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
-inline constexpr Index thread_elements = 1 << 15;
-
-/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
-/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
-/// does less.
-template <class F>
-void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
-  const Index threads = num_threads();
-  if (threads == 1 || n < 2 * least) {
-    if (n > 0) f(Index{0}, n);
-    return;
-  }
-  Index pieces = std::min(n / least, most * threads);
-  if (pieces > threads) pieces -= pieces % threads;
-  const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
-  parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
-}
-
-}  // namespace chorus
-
-#if !CHORUS_COMPILED
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-
-namespace chorus::kernels {
-
-/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
-/// order of the stream: the next kernel may have them at once.
-template <class T, Device D = Cpu>
-class Scratch {
- public:
-  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
-  T* data() const { return static_cast<T*>(storage_.data()); }
-
- private:
-  Storage<D> storage_;
-};
-
-/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
-/// does not depend on the number of threads that take part. Without `one_each` all share one.
-template <class T>
-class ThreadScratch {
- public:
-  ThreadScratch(Cpu device, Index count, bool one_each = true)
-      : one_each_(one_each && num_threads() > 1),
-        count_((count + line - 1) / line * line),
-        all_(device, one_each_ ? num_threads() * count_ : count_) {}
-  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
-
- private:
-  static constexpr Index line = 64;
-  bool one_each_;
-  Index count_;
-  Scratch<T> all_;
-};
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-
-#include <optional>
-
-namespace chorus::kernels {
-
-namespace detail {
-
-template <class From, class To>
-void convert_array(Index count, const From* from, To* to) {
-  parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
-    for (Index i = first; i < first + n; ++i) to[i] = static_cast<To>(static_cast<compute_type<From>>(from[i]));
-  });
-}
-
-template <Narrow T>
-struct NarrowArray {
-  T* written;
-  const T* read;
-  Index count;
-};
-
-/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
-template <class T>
-struct FloatArgument {
-  const T& value;
-  FloatArgument(Cpu, const T& argument) : value(argument) {}
-  const T& get() const { return value; }
-  void finish() const {}
-};
-
-template <Narrow T>
-struct FloatArgument<NarrowArray<T>> {
-  FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
-    if (array.written == nullptr && array.read == nullptr) return;
-    numbers.emplace(device, array.count);
-    if (array.read != nullptr) convert_array(array.count, array.read, get());
-  }
-  float* get() const { return numbers ? numbers->data() : nullptr; }
-  void finish() const {
-    if (array.written != nullptr) convert_array(array.count, get(), array.written);
-  }
-
-  NarrowArray<T> array;
-  std::optional<Scratch<float>> numbers;
-};
-
-}  // namespace detail
-
-/// An array that a kernel reads; null stays null.
-template <Narrow T>
-detail::NarrowArray<T> reads(const T* data, Index count) {
-  return {nullptr, data, count};
-}
-/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
-template <Narrow T>
-detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
-  return {data, keep ? data : nullptr, count};
-}
-
-/// An array of float is written in place.
-inline float* writes(float* data, Index, bool = false) { return data; }
-
-/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
-template <class Kernel, class... Arguments>
-void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
-  const auto run = [&](const auto&... floats) {
-    kernel(device, floats.get()...);
-    (floats.finish(), ...);
-  };
-  run(detail::FloatArgument<Arguments>(device, arguments)...);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-
-// <chorus/kernels/strided_runs.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
-/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
-
-namespace chorus::kernels {
-
-inline constexpr int max_rank = 8;
-
-/// Elements from a view's first to its last, if no axis is empty.
-inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
-  Index count = 1;
-  for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
-  return count;
-}
-
-class StridedRuns {
- public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
-  StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
-    check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
-                      "kernels: shape ", shape, " with strides ", strides,
-                      "; expected as many strides as sizes, at most ", max_rank);
-    for (std::size_t axis = shape.size(); axis-- > 0;) {
-      if (shape[axis] == 1) continue;
-      const std::size_t last = rank_ - 1;
-      if (rank_ > 0 && strides[axis] == stride_[last] * size_[last]) {
-        size_[last] *= shape[axis];
-      } else {
-        size_[rank_] = shape[axis];
-        stride_[rank_++] = strides[axis];
-      }
-    }
-    if (rank_ == 0) {
-      rank_ = 1;
-      size_[0] = stride_[0] = 1;
-    }
-  }
-
-  /// True if the array's order in memory is that of the shape, without gaps.
-  bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
-
-  // The axes after merging, the innermost first.
-  std::size_t rank() const { return rank_; }
-  Index size(std::size_t axis) const { return size_[axis]; }
-  Index stride(std::size_t axis) const { return stride_[axis]; }
-
-  /// The walk without the innermost of several axes.
-  StridedRuns without_innermost() const {
-    StridedRuns out = *this;
-    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
-    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
-    --out.rank_;
-    return out;
-  }
-
-  /// Moves to an element, counted in the shape's order. No axis is empty.
-  void go_to(Index element) {
-    offset_ = 0;
-    for (std::size_t axis = 0; axis < rank_; ++axis) {
-      at_[axis] = element % size_[axis];
-      offset_ += at_[axis] * stride_[axis];
-      element /= size_[axis];
-    }
-  }
-
-  /// The number of elements left of a long run; `otherwise` if runs are short.
-  Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
-
-  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
-  std::optional<Index> neighbours(Index count) {
-    if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
-    const Index first = offset_;
-    next(count, [](Index, Index, Index) {});
-    return first;
-  }
-
-  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
-  template <class Run>
-  void next(Index count, const Run& run) {
-    while (count > 0) {
-      const Index n = std::min(count, size_[0] - at_[0]);
-      run(offset_, stride_[0], n);
-      count -= n;
-      at_[0] += n;
-      offset_ += n * stride_[0];
-      for (std::size_t axis = 0; at_[axis] == size_[axis]; ++axis) {
-        offset_ -= size_[axis] * stride_[axis];
-        at_[axis] = 0;
-        if (axis + 1 == rank_) return;
-        ++at_[axis + 1];
-        offset_ += stride_[axis + 1];
-      }
-    }
-  }
-
- private:
-  std::size_t rank_ = 0;
-  std::array<Index, max_rank> size_{}, stride_{}, at_{};
-  Index offset_ = 0;
-};
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-
-namespace chorus::kernels {
-
-namespace detail {
-inline constexpr Index narrow_block = 512;
-}  // namespace detail
-
-template <class F, Narrow T, std::size_t N>
-void pointwise_forward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
-  using namespace detail;
-  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
-    alignas(64) float buffers[N + 1][narrow_block];
-    std::array<const float*, N> pointers;
-    std::copy_n(buffers, N, pointers.begin());
-    for (Index start = first; start < first + elements; start += narrow_block) {
-      const Index n = std::min(narrow_block, first + elements - start);
-      for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
-      pointwise_forward(device, f, n, pointers, buffers[N]);
-      convert_array(n, buffers[N], out + start);
-    }
-  });
-}
-
-template <class F, Narrow T, std::size_t N>
-void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
-  using namespace detail;
-  constexpr bool linear = requires { requires F::linear; };  // the derivatives don't depend on the inputs
-  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
-    alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
-    std::array<const float*, N> pointers;
-    std::array<float*, N> grad_pointers;
-    for (std::size_t k = 0; k < N; ++k) {
-      pointers[k] = buffers[k];
-      if (linear) std::fill_n(buffers[k], narrow_block, 0.0f);
-      grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
-    }
-    for (Index start = first; start < first + elements; start += narrow_block) {
-      const Index n = std::min(narrow_block, first + elements - start);
-      convert_array(n, dy + start, gradient);
-      for (std::size_t k = 0; k < N; ++k) {
-        if (!linear) convert_array(n, in[k] + start, buffers[k]);
-        if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
-      }
-      pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
-      for (std::size_t k = 0; k < N; ++k)
-        if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
-    }
-  });
-}
-
-/// With broadcasting whole arrays are converted.
-template <class F, Narrow T, std::size_t N>
-void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  const Index count = numel(shape);
-  if (count == 0) return;
-  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
-    in_float(
-        [&](Cpu, float* result, auto*... arrays) {
-          pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
-        },
-        device, writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
-  };
-  run(std::make_index_sequence<N>());
-}
-
-/// The same; sums over repeated axes stay in float until their end.
-template <class F, Narrow T, std::size_t N>
-void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
-                        const std::array<bool, N>& accumulate) {
-  const Index count = numel(shape);
-  if (count == 0) {
-    for (std::size_t k = 0; k < N; ++k) {
-      Index own = 1;
-      for (std::size_t axis = 0; axis < shape.size(); ++axis) own *= dx_strides[k][axis] == 0 ? 1 : shape[axis];
-      if (dx[k] != nullptr && !accumulate[k]) fill(device, own, dx[k], T{});
-    }
-    return;
-  }
-  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
-    in_float(
-        [&](Cpu, const float* gradient, auto*... arrays) {
-          const std::array<float*, 2 * N> all{arrays...};
-          std::array<const float*, N> inputs;
-          std::array<float*, N> grads;
-          std::copy_n(all.begin(), N, inputs.begin());
-          std::copy_n(all.begin() + N, N, grads.begin());
-          pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
-        },
-        device, reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
-        writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
-  };
-  run(std::make_index_sequence<N>());
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
-
-#if !CHORUS_COMPILED
-// <chorus/kernels/cpu/pointwise.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
-/// blocks for it.
-
-// <chorus/autograd/functor_gradient.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
-
-// <chorus/autograd/dual.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
-/// differentiation of one element, inside the fused backward pass of an element-wise operation).
-
-// <chorus/kernels/scalar_math.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
-/// Dual bring the same functions; all three are in one namespace.
-
-namespace chorus::math {
-
-/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
-template <class S>
-struct RealOf {
-  using type = S;
-};
-template <class S>
-using real_of = typename RealOf<S>::type;
-
-/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
-template <class A>
-concept Arithmetic = std::is_arithmetic_v<A>;
-
-/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
-CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
-CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
-
-using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
-
-template <std::floating_point T>
-CHORUS_HD T rsqrt(T x) {
-  return 1 / std::sqrt(x);
-}
-template <std::floating_point T>
-CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
-  return std::pow(x, exponent);
-}
-/// The larger one; NaN if either is, as PyTorch's maximum.
-template <std::floating_point T>
-CHORUS_HD T max(T a, std::type_identity_t<T> b) {
-  return a > b || a != a ? a : b;
-}
-/// The smaller one; NaN if either is.
-template <std::floating_point T>
-CHORUS_HD T min(T a, std::type_identity_t<T> b) {
-  return a < b || a != a ? a : b;
-}
-/// 1 / (1 + exp(-x)).
-template <std::floating_point T>
-CHORUS_HD T sigmoid(T x) {
-  return 1 / (1 + std::exp(-x));
-}
-/// log(1 + exp(x)), without overflow.
-template <std::floating_point T>
-CHORUS_HD T softplus(T x) {
-  return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
-}
-
-}  // namespace chorus::math
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-
-namespace chorus::math {
-
-/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
-/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
-template <class S, int N>
-struct Dual {
-  S value;
-  S d[N == 0 ? 1 : N];
-
-  // What stands for no derivatives is copied with the rest, so it has a value.
-  CHORUS_HD Dual() {
-    if constexpr (N == 0) d[0] = S(0);
-  }
-  template <class X>
-  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
-      : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
-    for (S& each : d) each = S(0);
-  }
-};
-
-template <class S, int N>
-struct RealOf<Dual<S, N>> {
-  using type = real_of<S>;
-};
-
-namespace detail {
-
-template <class S>
-inline constexpr bool is_dual = false;
-template <class S, int N>
-inline constexpr bool is_dual<Dual<S, N>> = true;
-
-/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
-/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
-template <int N, class S>
-CHORUS_HD S along(const S& slope, const S& d) {
-  if constexpr (N > 1 && !is_dual<S>)
-    return where(d == 0, S(0), slope * d);
-  else
-    return slope * d;
-}
-
-/// The chain rule: a result `value` whose derivative by `x` is `slope`.
-template <class S, int N>
-CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
-                           const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
-  return out;
-}
-
-}  // namespace detail
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a) {
-  Dual<S, N> out;
-  out.value = -a.value;
-  for (int i = 0; i < N; ++i) out.d[i] = -a.d[i];
-  return out;
-}
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value + b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] + b.d[i];
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value - b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] - b.d[i];
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
-  return detail::chain<S, N>(a.value * b.value, b.value, a, a.value, b);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value / b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
-  return out;
-}
-
-// A plain number on one side has no derivatives to carry along.
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
-  Dual<S, N> out = a;
-  out.value = a.value + static_cast<real_of<S>>(b);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator+(A a, const Dual<S, N>& b) {
-  return b + a;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, A b) {
-  Dual<S, N> out = a;
-  out.value = a.value - static_cast<real_of<S>>(b);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator-(A a, const Dual<S, N>& b) {
-  Dual<S, N> out = -b;
-  out.value = static_cast<real_of<S>>(a) - b.value;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, A b) {
-  const auto factor = static_cast<real_of<S>>(b);
-  Dual<S, N> out;
-  out.value = a.value * factor;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] * factor;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator*(A a, const Dual<S, N>& b) {
-  return b * a;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, A b) {
-  const auto divisor = static_cast<real_of<S>>(b);
-  Dual<S, N> out;
-  out.value = a.value / divisor;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] / divisor;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
-  const S value = static_cast<real_of<S>>(a) / b.value;
-  return detail::chain<S, N>(value, -value / b.value, b);
-}
-
-// Comparisons look at the value alone.
-#define CHORUS_DUAL_COMPARISON(OP)                                       \
-  template <class S, int N>                                              \
-  CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
-    return a.value OP b.value;                                           \
-  }                                                                      \
-  template <class S, int N, Arithmetic A>                                \
-  CHORUS_HD auto operator OP(const Dual<S, N>& a, A b) {                 \
-    return a.value OP static_cast<real_of<S>>(b);                        \
-  }                                                                      \
-  template <class S, int N, Arithmetic A>                                \
-  CHORUS_HD auto operator OP(A a, const Dual<S, N>& b) {                 \
-    return static_cast<real_of<S>>(a) OP b.value;                        \
-  }
-CHORUS_DUAL_COMPARISON(<)
-CHORUS_DUAL_COMPARISON(<=)
-CHORUS_DUAL_COMPARISON(>)
-CHORUS_DUAL_COMPARISON(>=)
-CHORUS_DUAL_COMPARISON(==)
-#undef CHORUS_DUAL_COMPARISON
-
-template <class Condition, class S, int N>
-CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = where(condition, a.value, b.value);
-  for (int i = 0; i < N; ++i) out.d[i] = where(condition, a.d[i], b.d[i]);
-  return out;
-}
-template <class Condition, class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
-  return where(condition, Dual<S, N>(a), b);
-}
-template <class Condition, class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
-  return where(condition, a, Dual<S, N>(b));
-}
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> exp(const Dual<S, N>& x) {
-  const S y = exp(x.value);
-  return detail::chain<S, N>(y, y, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
-  return detail::chain<S, N>(expm1(x.value), exp(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = log(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
-  return detail::chain<S, N>(log1p(x.value), 1 / (1 + x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sqrt(const Dual<S, N>& x) {
-  const S y = sqrt(x.value);
-  return detail::chain<S, N>(y, 1 / (y + y), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> rsqrt(const Dual<S, N>& x) {
-  const S y = rsqrt(x.value);
-  return detail::chain<S, N>(y, y * y * y / -2, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sin(const Dual<S, N>& x) {
-  return detail::chain<S, N>(sin(x.value), cos(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> cos(const Dual<S, N>& x) {
-  return detail::chain<S, N>(cos(x.value), -sin(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> tanh(const Dual<S, N>& x) {
-  const S y = tanh(x.value);
-  return detail::chain<S, N>(y, 1 - y * y, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> erf(const Dual<S, N>& x) {
-  constexpr auto two_over_sqrt_pi = static_cast<real_of<S>>(1.1283791670955126);
-  return detail::chain<S, N>(erf(x.value), two_over_sqrt_pi * exp(-(x.value * x.value)), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sigmoid(const Dual<S, N>& x) {
-  const S y = sigmoid(x.value);
-  return detail::chain<S, N>(y, y * (1 - y), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
-  return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
-}
-/// At 0 the derivative is 0.
-template <class S, int N>
-CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = abs(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = where(x.value > 0, x.d[i], where(x.value < 0, -x.d[i], S(0)));
-  return out;
-}
-
-/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
-template <class S, int N>
-CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = max(a.value, b.value);
-  for (int i = 0; i < N; ++i)
-    out.d[i] = where(a.value > b.value, a.d[i],
-                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
-  return -max(-a, -b);
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, A b) {
-  return max(a, Dual<S, N>(b));
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> max(A a, const Dual<S, N>& b) {
-  return max(Dual<S, N>(a), b);
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, A b) {
-  return min(a, Dual<S, N>(b));
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
-  return min(Dual<S, N>(a), b);
-}
-
-/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
-/// is.
-template <class S, int N>
-CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
-  const S y = pow(x.value, exponent.value);
-  const S by_base = where(exponent.value == 0, S(0), exponent.value * pow(x.value, exponent.value - 1));
-  const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
-  Dual<S, N> out;
-  out.value = y;
-  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
-  for (int i = 0; i < N; ++i)
-    out.d[i] =
-        where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
-  const auto e = static_cast<real_of<S>>(exponent);
-  const S slope = e == 0 ? S(0) : S(e * pow(x.value, e - 1));
-  return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
-}
-
-}  // namespace chorus::math
-
-namespace chorus {
-using math::Dual;
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-
-namespace chorus::math {
-
-/// What `gradient` returns: one number for each input of a functor.
-template <class S, int N>
-struct Partials {
-  S d[N];
-};
-
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
-/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
-/// gradient(const S& dy, const S& a, const S& b) const`.
-template <class F, class S, class... X>
-CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
-  constexpr int n = static_cast<int>(sizeof...(X));
-  if constexpr (requires { f.gradient(dy, x...); }) {
-    return f.gradient(dy, x...);
-  } else {
-    int next = 0;
-    const auto seed = [&](const S& value) {
-      Dual<S, n> input(value);
-      input.d[next++] = dy;
-      return input;
-    };
-    Dual<S, n> inputs[] = {seed(x)...};
-    return [&]<int... i>(std::integer_sequence<int, i...>) {
-      const Dual<S, n> y = f(inputs[i]...);
-      return Partials<S, n>{{y.d[i]...}};
-    }
-    (std::make_integer_sequence<int, n>());
-  }
-}
-
-}  // namespace chorus::math
-
-namespace chorus {
-using math::Partials;
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-
-// <chorus/kernels/functors.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
-/// Packs and, for its gradient, on Duals. Options are members.
-
-namespace chorus::functors {
-
-// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
-// alone. Backward ignores changes of numbers that it does not need.
-
-using namespace math;  // for plain numbers, which no argument-dependent lookup finds
-
-struct Add {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a + b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
-    return {{dy, dy}};
-  }
-};
-
-struct Sub {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a - b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
-    return {{dy, -dy}};
-  }
-};
-
-struct Mul {
-  static constexpr bool bilinear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a * b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
-    return {{dy * b, dy * a}};
-  }
-};
-
-struct Div {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a / b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
-    return {{dy / b, -dy * (a / b / b)}};
-  }
-};
-
-/// The larger one; for equal ones each gets half of the gradient.
-struct Maximum {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return max(a, b);
-  }
-};
-
-struct Minimum {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return min(a, b);
-  }
-};
-
-/// base^exponent
-struct Pow {
-  template <class S>
-  CHORUS_HD S operator()(const S& base, const S& exponent) const {
-    return pow(base, exponent);
-  }
-};
-
-struct AddScalar {
-  static constexpr bool linear = true;
-  double value = 0;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x + real_of<S>(value);
-  }
-};
-
-struct MulScalar {
-  static constexpr bool linear = true;
-  double value = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * real_of<S>(value);
-  }
-};
-
-/// x^exponent; fast for -1, -0.5, 0, 0.5, 1, 2, 3.
-struct PowScalar {
-  double exponent = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return pow(x, real_of<S>(exponent));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    const auto e = static_cast<real_of<S>>(exponent);
-    if (e == 0) return {{S(0) * dy}};
-    return {{pow(x, e - 1) * e * dy}};
-  }
-};
-
-struct Neg {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return -x;
-  }
-};
-
-struct Square {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * x;
-  }
-};
-
-struct Reciprocal {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return 1 / x;
-  }
-};
-
-// Functors that are one call of a function of all number types.
-#define CHORUS_FUNCTOR(NAME, FUNCTION)         \
-  struct NAME {                                \
-    template <class S>                         \
-    CHORUS_HD S operator()(const S& x) const { \
-      return FUNCTION(x);                      \
-    }                                          \
-  }
-CHORUS_FUNCTOR(Abs, abs);
-CHORUS_FUNCTOR(Sqrt, sqrt);
-CHORUS_FUNCTOR(Rsqrt, rsqrt);
-CHORUS_FUNCTOR(Exp, exp);
-CHORUS_FUNCTOR(Log, log);
-CHORUS_FUNCTOR(Log1p, log1p);
-CHORUS_FUNCTOR(Sin, sin);
-CHORUS_FUNCTOR(Cos, cos);
-CHORUS_FUNCTOR(Tanh, tanh);
-CHORUS_FUNCTOR(Erf, erf);
-CHORUS_FUNCTOR(Sigmoid, sigmoid);
-#undef CHORUS_FUNCTOR
-
-/// max(x, 0); NaN stays. The gradient at 0 is 0.
-struct Relu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= 0, S(0), x);
-  }
-};
-
-/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
-struct Clamp {
-  double min = 0, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-/// The same without a gradient at the limits, as PyTorch's hardtanh.
-struct Hardtanh {
-  double min = -1, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-struct Relu6 : Hardtanh {
-  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
-};
-
-struct LeakyRelu {
-  double slope = 0.01;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x > 0, x, x * real_of<S>(slope));
-  }
-};
-
-/// x for positive x, else alpha (exp(x) - 1).
-struct Elu {
-  double alpha = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
-  }
-};
-
-/// x sigmoid(x), also called swish.
-struct Silu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * sigmoid(x);
-  }
-};
-
-/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
-struct Gelu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * (erf(x * real_of<S>(0.70710678118654752)) + 1) * real_of<S>(0.5);
-  }
-};
-
-/// GELU's approximation 0.5 x (1 + tanh(u)), u = sqrt(2/π) (x + 0.044715 x³), which is x sigmoid(2 u).
-struct GeluTanh {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    using R = real_of<S>;
-    return x * sigmoid(x * (x * x * R(2 * 0.79788456080286536 * 0.044715) + R(2 * 0.79788456080286536)));
-  }
-};
-
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
-struct Softplus {
-  double beta = 1, threshold = 20;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    using R = real_of<S>;
-    const S scaled = x * R(beta);
-    return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    using R = real_of<S>;
-    const S scaled = x * R(beta);
-    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
-  }
-};
-
-/// x tanh(softplus(x)) (Misra 2019).
-struct Mish {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * tanh(softplus(x));
-  }
-};
-
-struct LogSigmoid {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return -softplus(-x);
-  }
-};
-
-/// relu6(x + 3) / 6
-struct Hardsigmoid {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
-  }
-};
-
-/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
-struct Hardswish {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
-  }
-};
-
-}  // namespace chorus::functors
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-
-// <chorus/kernels/pack.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
-/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
-
-// <chorus/kernels/cpu/packet_math.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
-/// accurate enough, our own, or element by element.
-
-// <chorus/kernels/cpu/packet_pow.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
-
-namespace chorus::math::packets {
-
-template <class T, class P>
-P pow_packet(const P& x, const P& y) {
-  alignas(P) T base[static_cast<std::size_t>(kernels::lanes<T>)];
-  alignas(P) T exponent[static_cast<std::size_t>(kernels::lanes<T>)];
-  Eigen::internal::pstore(base, x);
-  Eigen::internal::pstore(exponent, y);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(kernels::lanes<T>); ++i)
-    base[i] = std::pow(base[i], exponent[i]);
-  return Eigen::internal::pload<P>(base);
-}
-
-#if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
-/// other (Estrin's scheme).
-template <std::size_t N>
-__m256d polynomial(__m256d x, const double (&c)[N]) {
-  __m256d y[(N + 1) / 2];
-  for (std::size_t i = 0; i + 1 < N; i += 2)
-    y[i / 2] = _mm256_fmadd_pd(_mm256_set1_pd(c[i + 1]), x, _mm256_set1_pd(c[i]));
-  if constexpr (N % 2 == 1) y[N / 2] = _mm256_set1_pd(c[N - 1]);
-  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
-    x = _mm256_mul_pd(x, x);
-    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = _mm256_fmadd_pd(y[i + 1], x, y[i]);
-    if (n % 2 == 1) y[n / 2] = y[n - 1];
-  }
-  return y[0];
-}
-
-/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
-inline __m256d pow_of_positive(__m256d x, __m256d y) {
-  const auto c = [](double value) { return _mm256_set1_pd(value); };
-  const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
-  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
-  const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
-  const __m256d m = _mm256_castsi256_pd(
-      _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
-  const __m256i biased = _mm256_srli_epi64(_mm256_add_epi64(above, bits(std::uint64_t{1024} << 52)), 52);
-  const __m256d k =
-      _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(biased, _mm256_castpd_si256(c(0x1p52)))), c(0x1p52 + 1024));
-  const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
-  constexpr double a = 2 / ln2;
-  const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
-  const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
-  const __m256d n = _mm256_add_pd(t, c(round));
-  const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
-  const __m256d power = polynomial(
-      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
-  return _mm256_castsi256_pd(
-      _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
-}
-
-/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
-/// infinities, NaN and negative bases with exponents that are no integers.
-template <class T>
-__m256 pow_packet(const __m256& x, const __m256& y) {
-  const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
-  const auto whole = [](__m256 v) {
-    return _mm256_cmp_ps(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), v, _CMP_EQ_OQ);
-  };
-  const __m256 size = _mm256_andnot_ps(sign, x);
-  const __m128 low = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_castps256_ps128(size)), _mm256_cvtps_pd(_mm256_castps256_ps128(y))));
-  const __m128 high = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))));
-  const __m256 even = whole(_mm256_mul_ps(y, _mm256_set1_ps(0.5f)));
-  const __m256 out = _mm256_xor_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1),
-                                   _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
-  const __m256 zero = _mm256_setzero_ps();
-  const __m256 usual = _mm256_and_ps(
-      _mm256_and_ps(_mm256_cmp_ps(size, largest, _CMP_LE_OQ),
-                    _mm256_cmp_ps(_mm256_andnot_ps(sign, y), largest, _CMP_LE_OQ)),
-      _mm256_or_ps(_mm256_cmp_ps(x, zero, _CMP_GT_OQ), _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), whole(y))));
-  const int usual_lanes = _mm256_movemask_ps(usual);
-  if (usual_lanes == 0xFF) [[likely]]
-    return out;
-  alignas(32) float base[8], exponent[8], result[8];
-  _mm256_store_ps(base, x);
-  _mm256_store_ps(exponent, y);
-  _mm256_store_ps(result, out);
-  for (int i = 0; i < 8; ++i)
-    if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
-  return _mm256_load_ps(result);
-}
-
-#if defined(EIGEN_VECTORIZE_AVX512)
-template <class T>
-__m512 pow_packet(const __m512& x, const __m512& y) {
-  const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
-  const __m256 low = pow_packet<T>(_mm512_castps512_ps256(x), _mm512_castps512_ps256(y));
-  const __m256 high = pow_packet<T>(upper(x), upper(y));
-  return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
-}
-#endif
-#endif
-
-}  // namespace chorus::math::packets
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-
-namespace chorus::math::packets {
-
-/// `function` element by element: for functions that Eigen lacks for registers.
-template <class T, class P>
-P by_lane(T (*function)(T), const P& x) {
-  alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
-  Eigen::internal::pstore(v, x);
-  for (T& value : v) value = function(value);
-  return Eigen::internal::pload<P>(v);
-}
-
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
-/// two comes from adding a large number, which puts the integer part into the lowest bits.
-template <class P>
-P exp_float(const P& x_in) {
-  using namespace Eigen::internal;
-  const auto c = [](float value) { return pset1<P>(value); };
-  const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
-  const P magic = c(12582912.0f + 126.0f);  // 1.5 * 2^23, plus the exponent's bias less one
-  const P shifted = pmadd(x, c(1.44269504088896341f), magic);
-  const P m = psub(shifted, magic);
-  P r = pmadd(m, c(-0.693359375f), x);
-  r = pmadd(m, c(2.12194440e-4f), r);
-  P y = pmadd(c(1.9875691500e-4f), r, c(1.3981999507e-3f));
-  y = pmadd(y, r, c(8.3334519073e-3f));
-  y = pmadd(y, r, c(4.1665795894e-2f));
-  y = pmadd(y, r, c(1.6666665459e-1f));
-  y = pmadd(y, r, c(5.0000001201e-1f));
-  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
-  using Integers = typename unpacket_traits<P>::integer_packet;
-  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
-  return pmul(padd(y, y), half_power);
-}
-
-/// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
-/// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
-template <class P>
-P erf_float(const P& x_in) {
-  using namespace Eigen::internal;
-  const auto c = [](float value) { return pset1<P>(value); };
-  const P x = pmax(pmin(x_in, c(4.0f)), c(-4.0f));
-  const P x2 = pmul(x, x);
-  P p = pmadd(x2, c(-2.72614225801306e-10f), c(2.77068142495902e-08f));
-  p = pmadd(x2, p, c(-2.10102402082508e-06f));
-  p = pmadd(x2, p, c(-5.69250639462346e-05f));
-  p = pmadd(x2, p, c(-7.34990630326855e-04f));
-  p = pmadd(x2, p, c(-2.95459980854025e-03f));
-  p = pmadd(x2, p, c(-1.60960333262415e-02f));
-  P q = pmadd(x2, c(-1.45660718464996e-05f), c(-2.13374055278905e-04f));
-  q = pmadd(x2, q, c(-1.68282697438203e-03f));
-  q = pmadd(x2, q, c(-7.37332916720468e-03f));
-  q = pmadd(x2, q, c(-1.42647390514189e-02f));
-  return pdiv(pmul(x, p), q);
-}
-
-/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
-/// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
-template <class P>
-P erf_double(const P& x) {
-  using namespace Eigen::internal;
-  const auto c = [](double value) { return pset1<P>(value); };
-  const auto polynomial = [&](const P& at, double highest, auto... rest) {
-    P y = c(highest);
-    ((y = pmadd(y, at, c(rest))), ...);
-    return y;
-  };
-  const P x2 = pmul(x, x);
-  const P near = pdiv(pmul(x, polynomial(x2, 9.60497373987051638749e0, 9.00260197203842689217e1,
-                                         2.23200534594684319226e3, 7.00332514112805075473e3,
-                                         5.55923013010394962768e4)),
-                      polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
-                                 4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
-  const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
-                          polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
-                                     7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
-                                     5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
-                                     5.57535335369399327526e2)),
-                     polynomial(a, 1.0, 1.32281951154744992508e1, 8.67072140885989742329e1,
-                                3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
-                                2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
-  const P outer = psub(c(1.0), far);
-  // NaN is in neither comparison, and stays in `near`.
-  return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
-}
-
-/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
-template <class P>
-P log1p_of_unit(const P& x) {
-  using namespace Eigen::internal;
-  const auto c = [](float value) { return pset1<P>(value); };
-  const P s = pdiv(x, padd(x, c(2.0f))), s2 = pmul(s, s);
-  P y = c(1.0f / 15);
-  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) y = pmadd(y, s2, c(1 / odd));
-  return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
-}
-
-/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
-/// take the same step would drift apart), and which takes longer if a division follows.
-template <class P>
-P sqrt(const P& x) {
-  return Eigen::internal::psqrt(x);
-}
-#ifdef EIGEN_VECTORIZE_SSE
-inline __m128 sqrt(__m128 x) { return _mm_sqrt_ps(x); }
-inline __m128d sqrt(__m128d x) { return _mm_sqrt_pd(x); }
-#endif
-#ifdef EIGEN_VECTORIZE_AVX
-inline __m256 sqrt(__m256 x) { return _mm256_sqrt_ps(x); }
-inline __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
-#endif
-#ifdef EIGEN_VECTORIZE_AVX512
-inline __m512 sqrt(__m512 x) { return _mm512_sqrt_ps(x); }
-inline __m512d sqrt(__m512d x) { return _mm512_sqrt_pd(x); }
-#endif
-
-template <class T>
-inline constexpr bool vectorised = kernels::lanes<T> > 1;
-template <class T>
-inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
-
-template <class T>
-using Traits = Eigen::internal::packet_traits<T>;
-
-/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
-template <class T, class P>
-P log_packet(const P& x) {
-  using namespace Eigen::internal;
-  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
-  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
-  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
-}
-
-#define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
-  struct NAME {                                        \
-    template <class T, class P>                        \
-    static P of PARAMETERS {                           \
-      using namespace Eigen::internal;                 \
-      __VA_ARGS__                                      \
-    }                                                  \
-  };
-CHORUS_PACKET_OPERATION(Add, (const P& x, const P& y), return padd(x, y);)
-CHORUS_PACKET_OPERATION(Sub, (const P& x, const P& y), return psub(x, y);)
-CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
-CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
-CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
-CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
-CHORUS_PACKET_OPERATION(Pow, (const P& x, const P& y), return pow_packet<T>(x, y);)
-CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
-CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
-CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)
-CHORUS_PACKET_OPERATION(GreaterEqual, (const P& x, const P& y), return pcmp_le(y, x);)
-CHORUS_PACKET_OPERATION(Equal, (const P& x, const P& y), return pcmp_eq(x, y);)
-CHORUS_PACKET_OPERATION(And, (const P& x, const P& y), return pand(x, y);)
-CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
-CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
-CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
-CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
-CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
-CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
-                        else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
-CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
-                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
-                        else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
-                        else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
-                        else return by_lane<T>(std::log1p, x);)
-CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
-                        else return Log1p::of<T>(x);)
-CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
-                        else return by_lane<T>(std::expm1, x);)
-CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
-                        else return by_lane<T>(std::sin, x);)
-CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
-                        else return by_lane<T>(std::cos, x);)
-CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
-                        else return by_lane<T>(std::tanh, x);)
-#undef CHORUS_PACKET_OPERATION
-
-}  // namespace chorus::math::packets
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-
-// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
-// declared so, never mention a register, and call host functions, which the pragma permits.
-#if defined(__CUDACC__)
-#define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
-#define CHORUS_PACK_TEMPLATE(...)                         \
-  _Pragma("nv_exec_check_disable") template <__VA_ARGS__> \
-  __host__ __device__
-#else
-#define CHORUS_PACK_MEMBER
-#define CHORUS_PACK_TEMPLATE(...) template <__VA_ARGS__>
-#endif
-
-namespace chorus::math {
-
-namespace packets {
-template <class T>
-void copy(const T* from, T* to) {
-  Eigen::internal::pstore(to, Eigen::internal::pload<kernels::Packet<T>>(from));
-}
-template <class T>
-void splat(T value, T* to) {
-  Eigen::internal::pstore(to, kernels::splat(value));
-}
-}  // namespace packets
-
-/// One SIMD register of `T`; one number if Eigen does not vectorise.
-template <class T>
-struct alignas(sizeof(kernels::Packet<T>)) Pack {
-  static constexpr Index width = kernels::lanes<T>;
-  T v[static_cast<std::size_t>(width)];
-
-  Pack() = default;
-  /// The same number in all lanes.
-  CHORUS_PACK_TEMPLATE(Arithmetic A)
-  Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
-  // Copied as a register: compilers copy the array piece by piece, through memory.
-  CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
-  CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
-    packets::copy(other.v, v);
-    return *this;
-  }
-
-  static Pack load(const T* from) {
-    Pack out;
-    Eigen::internal::pstore(out.v, Eigen::internal::ploadu<kernels::Packet<T>>(from));
-    return out;
-  }
-  void store(T* to) const { Eigen::internal::pstoreu(to, Eigen::internal::pload<kernels::Packet<T>>(v)); }
-};
-
-template <class T>
-struct RealOf<Pack<T>> {
-  using type = T;
-};
-
-/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
-template <class T>
-struct Mask {
-  Pack<T> bits;
-};
-
-namespace packets {
-
-/// `Op`, one of the operations of packet_math.hpp.
-template <class Op, class T, class... Packs>
-Pack<T> apply(const Pack<T>& a, const Packs&... b) {
-  Pack<T> out;
-  Eigen::internal::pstore(out.v, Op::template of<T>(Eigen::internal::pload<kernels::Packet<T>>(a.v),
-                                                    Eigen::internal::pload<kernels::Packet<T>>(b.v)...));
-  return out;
-}
-
-}  // namespace packets
-
-// The functions that functors call. A plain number may be on either side.
-#define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
-  CHORUS_PACK_TEMPLATE(class T)                                                                          \
-  RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
-  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
-  RESULT NAME(const Pack<T>& a, A b) { return {packets::apply<packets::OPERATION>(a, Pack<T>(b))}; }     \
-  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
-  RESULT NAME(A a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(Pack<T>(a), b)}; }
-CHORUS_PACK_BINARY(Pack<T>, operator+, Add)
-CHORUS_PACK_BINARY(Pack<T>, operator-, Sub)
-CHORUS_PACK_BINARY(Pack<T>, operator*, Mul)
-CHORUS_PACK_BINARY(Pack<T>, operator/, Div)
-CHORUS_PACK_BINARY(Mask<T>, operator<, Less)
-CHORUS_PACK_BINARY(Mask<T>, operator<=, LessEqual)
-CHORUS_PACK_BINARY(Mask<T>, operator>, Greater)
-CHORUS_PACK_BINARY(Mask<T>, operator>=, GreaterEqual)
-CHORUS_PACK_BINARY(Mask<T>, operator==, Equal)
-CHORUS_PACK_BINARY(Pack<T>, max, Max)
-CHORUS_PACK_BINARY(Pack<T>, min, Min)
-#undef CHORUS_PACK_BINARY
-
-#define CHORUS_PACK_UNARY(NAME, OPERATION) \
-  CHORUS_PACK_TEMPLATE(class T)            \
-  Pack<T> NAME(const Pack<T>& x) { return packets::apply<packets::OPERATION>(x); }
-CHORUS_PACK_UNARY(operator-, Negate)
-CHORUS_PACK_UNARY(abs, Abs)
-CHORUS_PACK_UNARY(sqrt, Sqrt)
-CHORUS_PACK_UNARY(exp, Exp)
-CHORUS_PACK_UNARY(expm1, Expm1)
-CHORUS_PACK_UNARY(log, Log)
-CHORUS_PACK_UNARY(log1p, Log1p)
-CHORUS_PACK_UNARY(sin, Sin)
-CHORUS_PACK_UNARY(cos, Cos)
-CHORUS_PACK_UNARY(tanh, Tanh)
-CHORUS_PACK_UNARY(erf, Erf)
-#undef CHORUS_PACK_UNARY
-
-CHORUS_PACK_TEMPLATE(class T)
-Mask<T> operator&&(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::And>(a.bits, b.bits)}; }
-CHORUS_PACK_TEMPLATE(class T)
-Mask<T> operator||(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::Or>(a.bits, b.bits)}; }
-
-CHORUS_PACK_TEMPLATE(class T)
-Pack<T> where(const Mask<T>& condition, const Pack<T>& a, const Pack<T>& b) {
-  return packets::apply<packets::Select>(condition.bits, a, b);
-}
-CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> where(const Mask<T>& condition, A a, const Pack<T>& b) { return where(condition, Pack<T>(a), b); }
-CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> where(const Mask<T>& condition, const Pack<T>& a, A b) { return where(condition, a, Pack<T>(b)); }
-
-CHORUS_PACK_TEMPLATE(class T)
-Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
-CHORUS_PACK_TEMPLATE(class T)
-Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
-CHORUS_PACK_TEMPLATE(class T)
-Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x))); }
-
-CHORUS_PACK_TEMPLATE(class T)
-Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
-/// The usual exponents are products, quotients and roots.
-CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> pow(const Pack<T>& x, A exponent) {
-  const auto e = static_cast<T>(exponent);
-  if (e == T(0)) return T(1);
-  if (e == T(0.5)) return sqrt(x);
-  if (e == T(-0.5)) return rsqrt(x);
-  if (e == T(1)) return x;
-  if (e == T(2)) return x * x;
-  if (e == T(3)) return x * x * x;
-  if (e == T(-1)) return 1 / x;
-  return packets::apply<packets::Pow>(x, Pack<T>(e));
-}
-CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
-Pack<T> pow(A x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(Pack<T>(x), exponent); }
-
-}  // namespace chorus::math
-
-#undef CHORUS_PACK_MEMBER
-#undef CHORUS_PACK_TEMPLATE
-
-namespace chorus {
-using math::Pack;
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-
-namespace chorus::kernels {
-
-namespace detail {
-
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
-// differently there.
-#ifdef __clang__
-#define CHORUS_ONE_COPY [[gnu::noinline]]
-#else
-#define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
-#endif
-
-/// Full Packs only: `count` is a multiple of the width.
-template <class F, class T, std::size_t... K>
-CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                   T* out, std::index_sequence<K...>) {
-  const F function = f;
-  const auto in = in_pointers;
-  for (Index i = 0; i < count; i += Pack<T>::width) {
-    const Pack<T> y = function(Pack<T>::load(in[K] + i)...);
-    y.store(out + i);
-  }
-}
-
-template <class F, class T, std::size_t... K>
-CHORUS_ONE_COPY void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
-                                    const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
-                                    const std::array<bool, sizeof...(K)>& accumulate_flags,
-                                    std::index_sequence<K...>) {
-  const F function = f;
-  const auto in = in_pointers;
-  const auto dx = dx_pointers;
-  const auto accumulate = accumulate_flags;
-  const auto put = [](T* to, const Pack<T>& value, bool add) {
-    if (to == nullptr) return;
-    if (add)
-      (Pack<T>::load(to) + value).store(to);
-    else
-      value.store(to);
-  };
-  for (Index i = 0; i < count; i += Pack<T>::width) {
-    const auto partials = math::gradient(function, Pack<T>::load(dy + i), Pack<T>::load(in[K] + i)...);
-    (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
-  }
-}
-
-#undef CHORUS_ONE_COPY
-
-inline constexpr Index block_elements = 512;
-
-template <std::size_t N>
-std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
-  return [&]<std::size_t... k>(std::index_sequence<k...>) {
-    return std::array<StridedRuns, N>{StridedRuns(shape, strides[k])...};
-  }
-  (std::make_index_sequence<N>());
-}
-
-/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
-template <class T>
-const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
-  if (const auto first = runs.neighbours(count)) return from + *first;
-  gather(runs, count, from, buffer);
-  return buffer;
-}
-
-/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
-/// lie within one, so that the order of sums doesn't depend on the ranges.
-template <class T, std::size_t N>
-class UnsummedAxis {
- public:
-  UnsummedAxis(std::span<const Index> shape, const std::array<T*, N>& dx,
-               const std::array<std::span<const Index>, N>& dx_strides) {
-    std::size_t axis = 0;
-    const auto sums = [&] {
-      for (std::size_t k = 0; k < N; ++k)
-        if (dx[k] != nullptr && dx_strides[k][axis] == 0) return true;
-      return false;
-    };
-    for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
-    inner_ = numel(shape) / outer_;
-    if (axis == shape.size()) {  // none: all is one entry
-      inner_ = outer_;
-      outer_ = 1;
-    } else {
-      size_ = shape[axis];
-      inner_ /= size_;
-    }
-  }
-
-  /// The number of elements of the block that begins with `start`.
-  Index block(Index start, Index end) const {
-    if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
-    return std::min(block_elements / inner_ * inner_, end - start);
-  }
-
-  /// Calls `f(begin, end)` for ranges of all elements.
-  template <class F>
-  void for_ranges(Index count, const F& f) const {
-    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
-    const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
-    const auto range = [&](Index first, Index n) {
-      if (n == size_) return f(Index{0}, count);
-      for (Index o = 0; o < outer_; ++o) f((o * size_ + first) * inner_, (o * size_ + first + n) * inner_);
-    };
-    parallel_ranges(size_, 1, least, range, /*most=*/1);
-  }
-
- private:
-  Index outer_ = 1, size_ = 1, inner_ = 1;
-};
-
-}  // namespace detail
-
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
-  constexpr std::make_index_sequence<N> each;
-  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
-  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
-    auto from = in;
-    for (auto& pointer : from) pointer += first;
-    detail::forward_packs(f, n, from, out + first, each);
-  });
-  if (tail == 0) return;
-  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
-  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
-  Pack<T> padded[N + 1];
-  std::array<const T*, N> pointers;
-  for (std::size_t k = 0; k < N; ++k) {
-    padded[k] = Pack<T>(0);
-    std::memcpy(padded[k].v, in[k] + whole, bytes);
-    pointers[k] = padded[k].v;
-  }
-  detail::forward_packs(f, Pack<T>::width, pointers, padded[N].v, each);
-  std::memcpy(out + whole, padded[N].v, bytes);
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
-  constexpr std::make_index_sequence<N> each;
-  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
-  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
-    auto from = in;
-    auto to = dx;
-    for (auto& pointer : from) pointer += first;
-    for (auto& pointer : to)
-      if (pointer != nullptr) pointer += first;
-    detail::backward_packs(f, n, from, dy + first, to, accumulate, each);
-  });
-  if (tail == 0) return;
-  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
-  Pack<T> padded[N], padded_dy(0), padded_dx[N];
-  std::array<const T*, N> pointers;
-  std::array<T*, N> dx_pointers;
-  std::memcpy(padded_dy.v, dy + whole, bytes);
-  for (std::size_t k = 0; k < N; ++k) {
-    padded[k] = padded_dx[k] = Pack<T>(0);
-    std::memcpy(padded[k].v, in[k] + whole, bytes);
-    pointers[k] = padded[k].v;
-    dx_pointers[k] = dx[k] == nullptr ? nullptr : padded_dx[k].v;
-    if (dx[k] != nullptr && accumulate[k]) std::memcpy(padded_dx[k].v, dx[k] + whole, bytes);
-  }
-  detail::backward_packs(f, Pack<T>::width, pointers, padded_dy.v, dx_pointers, accumulate, each);
-  for (std::size_t k = 0; k < N; ++k)
-    if (dx[k] != nullptr) std::memcpy(dx[k] + whole, padded_dx[k].v, bytes);
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  const auto runs = detail::runs_of(shape, in_strides);
-  const Index count = numel(shape);
-  bool all_dense = true;
-  for (const auto& r : runs) all_dense = all_dense && r.contiguous();
-  if (all_dense) return pointwise_forward(device, f, count, in, out);
-
-  parallel_ranges(count, detail::block_elements, thread_elements, [&](Index first, Index elements) {
-    alignas(64) T buffers[N][detail::block_elements];
-    auto own = runs;
-    for (auto& r : own) r.go_to(first);
-    for (Index start = first, n = 0; start < first + elements; start += n) {
-      n = std::min(detail::block_elements, first + elements - start);
-      for (const auto& r : own) n = std::min(n, r.left_of_long_run(n));
-      std::array<const T*, N> pointers;
-      for (std::size_t k = 0; k < N; ++k) pointers[k] = detail::neighbours(own[k], n, in[k], buffers[k]);
-      pointwise_forward(device, f, n, pointers, out + start);
-    }
-  });
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
-                        const std::array<bool, N>& accumulate) {
-  const auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
-  const Index count = numel(shape);
-  bool all_dense = true;
-  auto add = accumulate;
-  for (std::size_t k = 0; k < N; ++k) {
-    all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
-    if (dx[k] == nullptr || add[k]) continue;
-    // Sums start from zero.
-    Index own = 1;
-    bool sums = false;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
-      if (dx_strides[k][axis] != 0) own *= shape[axis];
-      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
-    }
-    if (sums) {
-      fill(device, own, dx[k], T{0});
-      add[k] = true;
-    }
-  }
-  if (count == 0) return;
-  if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
-
-  const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
-  const auto go_back = [&](Index begin, Index end) {
-    alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
-    auto from = in_runs, to = dx_runs;
-    for (auto& r : from) r.go_to(begin);
-    for (auto& r : to) r.go_to(begin);
-    for (Index start = begin, n = 0; start < end; start += n) {
-      n = axis.block(start, end);
-      for (std::size_t k = 0; k < N; ++k)
-        n = std::min({n, from[k].left_of_long_run(n), dx[k] == nullptr ? n : to[k].left_of_long_run(n)});
-      std::array<const T*, N> pointers;
-      std::array<T*, N> dx_pointers;
-      std::array<bool, N> add_now;
-      for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
-        const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
-        dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
-        add_now[k] = direct && add[k];
-      }
-      pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
-      for (std::size_t k = 0; k < N; ++k) {
-        if (dx_pointers[k] != dx_buffers[k]) continue;
-        if (add[k])
-          detail::scatter<true>(to[k], n, dx_buffers[k], dx[k]);
-        else
-          detail::scatter<false>(to[k], n, dx_buffers[k], dx[k]);
-      }
-    }
-  };
-  axis.for_ranges(count, go_back);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-
-#endif
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/pointwise.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
-
-// <chorus/autograd/functor_gradient.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
-
-// <chorus/autograd/dual.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
-/// differentiation of one element, inside the fused backward pass of an element-wise operation).
-
-// <chorus/kernels/scalar_math.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
-/// Dual bring the same functions; all three are in one namespace.
-
-namespace chorus::math {
-
-/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
-template <class S>
-struct RealOf {
-  using type = S;
-};
-template <class S>
-using real_of = typename RealOf<S>::type;
-
-/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
-template <class A>
-concept Arithmetic = std::is_arithmetic_v<A>;
-
-/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
-CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
-CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
-
-using std::abs, std::exp, std::expm1, std::log, std::log1p, std::sqrt, std::sin, std::cos, std::tanh, std::erf;
-
-template <std::floating_point T>
-CHORUS_HD T rsqrt(T x) {
-  return 1 / std::sqrt(x);
-}
-template <std::floating_point T>
-CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
-  return std::pow(x, exponent);
-}
-/// The larger one; NaN if either is, as PyTorch's maximum.
-template <std::floating_point T>
-CHORUS_HD T max(T a, std::type_identity_t<T> b) {
-  return a > b || a != a ? a : b;
-}
-/// The smaller one; NaN if either is.
-template <std::floating_point T>
-CHORUS_HD T min(T a, std::type_identity_t<T> b) {
-  return a < b || a != a ? a : b;
-}
-/// 1 / (1 + exp(-x)).
-template <std::floating_point T>
-CHORUS_HD T sigmoid(T x) {
-  return 1 / (1 + std::exp(-x));
-}
-/// log(1 + exp(x)), without overflow.
-template <std::floating_point T>
-CHORUS_HD T softplus(T x) {
-  return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
-}
-
-}  // namespace chorus::math
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-
-namespace chorus::math {
-
-/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
-/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
-template <class S, int N>
-struct Dual {
-  S value;
-  S d[N == 0 ? 1 : N];
-
-  // What stands for no derivatives is copied with the rest, so it has a value.
-  CHORUS_HD Dual() {
-    if constexpr (N == 0) d[0] = S(0);
-  }
-  template <class X>
-  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Dual(const X& x)
-      : value(static_cast<S>(x)) {  // NOLINT: converts as numbers do
-    for (S& each : d) each = S(0);
-  }
-};
-
-template <class S, int N>
-struct RealOf<Dual<S, N>> {
-  using type = real_of<S>;
-};
-
-namespace detail {
-
-template <class S>
-inline constexpr bool is_dual = false;
-template <class S, int N>
-inline constexpr bool is_dual<Dual<S, N>> = true;
-
-/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
-/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
-template <int N, class S>
-CHORUS_HD S along(const S& slope, const S& d) {
-  if constexpr (N > 1 && !is_dual<S>)
-    return where(d == 0, S(0), slope * d);
-  else
-    return slope * d;
-}
-
-/// The chain rule: a result `value` whose derivative by `x` is `slope`.
-template <class S, int N>
-CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope, x.d[i]);
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> chain(const S& value, const S& slope_a, const Dual<S, N>& a, const S& slope_b,
-                           const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = value;
-  for (int i = 0; i < N; ++i) out.d[i] = along<N, S>(slope_a, a.d[i]) + along<N, S>(slope_b, b.d[i]);
-  return out;
-}
-
-}  // namespace detail
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a) {
-  Dual<S, N> out;
-  out.value = -a.value;
-  for (int i = 0; i < N; ++i) out.d[i] = -a.d[i];
-  return out;
-}
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value + b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] + b.d[i];
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value - b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] - b.d[i];
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, const Dual<S, N>& b) {
-  return detail::chain<S, N>(a.value * b.value, b.value, a, a.value, b);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = a.value / b.value;
-  for (int i = 0; i < N; ++i) out.d[i] = (a.d[i] - detail::along<N, S>(out.value, b.d[i])) / b.value;
-  return out;
-}
-
-// A plain number on one side has no derivatives to carry along.
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
-  Dual<S, N> out = a;
-  out.value = a.value + static_cast<real_of<S>>(b);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator+(A a, const Dual<S, N>& b) {
-  return b + a;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator-(const Dual<S, N>& a, A b) {
-  Dual<S, N> out = a;
-  out.value = a.value - static_cast<real_of<S>>(b);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator-(A a, const Dual<S, N>& b) {
-  Dual<S, N> out = -b;
-  out.value = static_cast<real_of<S>>(a) - b.value;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator*(const Dual<S, N>& a, A b) {
-  const auto factor = static_cast<real_of<S>>(b);
-  Dual<S, N> out;
-  out.value = a.value * factor;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] * factor;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator*(A a, const Dual<S, N>& b) {
-  return b * a;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, A b) {
-  const auto divisor = static_cast<real_of<S>>(b);
-  Dual<S, N> out;
-  out.value = a.value / divisor;
-  for (int i = 0; i < N; ++i) out.d[i] = a.d[i] / divisor;
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
-  const S value = static_cast<real_of<S>>(a) / b.value;
-  return detail::chain<S, N>(value, -value / b.value, b);
-}
-
-// Comparisons look at the value alone.
-#define CHORUS_DUAL_COMPARISON(OP)                                       \
-  template <class S, int N>                                              \
-  CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
-    return a.value OP b.value;                                           \
-  }                                                                      \
-  template <class S, int N, Arithmetic A>                                \
-  CHORUS_HD auto operator OP(const Dual<S, N>& a, A b) {                 \
-    return a.value OP static_cast<real_of<S>>(b);                        \
-  }                                                                      \
-  template <class S, int N, Arithmetic A>                                \
-  CHORUS_HD auto operator OP(A a, const Dual<S, N>& b) {                 \
-    return static_cast<real_of<S>>(a) OP b.value;                        \
-  }
-CHORUS_DUAL_COMPARISON(<)
-CHORUS_DUAL_COMPARISON(<=)
-CHORUS_DUAL_COMPARISON(>)
-CHORUS_DUAL_COMPARISON(>=)
-CHORUS_DUAL_COMPARISON(==)
-#undef CHORUS_DUAL_COMPARISON
-
-template <class Condition, class S, int N>
-CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = where(condition, a.value, b.value);
-  for (int i = 0; i < N; ++i) out.d[i] = where(condition, a.d[i], b.d[i]);
-  return out;
-}
-template <class Condition, class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> where(const Condition& condition, A a, const Dual<S, N>& b) {
-  return where(condition, Dual<S, N>(a), b);
-}
-template <class Condition, class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> where(const Condition& condition, const Dual<S, N>& a, A b) {
-  return where(condition, a, Dual<S, N>(b));
-}
-
-template <class S, int N>
-CHORUS_HD Dual<S, N> exp(const Dual<S, N>& x) {
-  const S y = exp(x.value);
-  return detail::chain<S, N>(y, y, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> expm1(const Dual<S, N>& x) {
-  return detail::chain<S, N>(expm1(x.value), exp(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = log(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> log1p(const Dual<S, N>& x) {
-  return detail::chain<S, N>(log1p(x.value), 1 / (1 + x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sqrt(const Dual<S, N>& x) {
-  const S y = sqrt(x.value);
-  return detail::chain<S, N>(y, 1 / (y + y), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> rsqrt(const Dual<S, N>& x) {
-  const S y = rsqrt(x.value);
-  return detail::chain<S, N>(y, y * y * y / -2, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sin(const Dual<S, N>& x) {
-  return detail::chain<S, N>(sin(x.value), cos(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> cos(const Dual<S, N>& x) {
-  return detail::chain<S, N>(cos(x.value), -sin(x.value), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> tanh(const Dual<S, N>& x) {
-  const S y = tanh(x.value);
-  return detail::chain<S, N>(y, 1 - y * y, x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> erf(const Dual<S, N>& x) {
-  constexpr auto two_over_sqrt_pi = static_cast<real_of<S>>(1.1283791670955126);
-  return detail::chain<S, N>(erf(x.value), two_over_sqrt_pi * exp(-(x.value * x.value)), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> sigmoid(const Dual<S, N>& x) {
-  const S y = sigmoid(x.value);
-  return detail::chain<S, N>(y, y * (1 - y), x);
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
-  return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
-}
-/// At 0 the derivative is 0.
-template <class S, int N>
-CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
-  Dual<S, N> out;
-  out.value = abs(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = where(x.value > 0, x.d[i], where(x.value < 0, -x.d[i], S(0)));
-  return out;
-}
-
-/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
-template <class S, int N>
-CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
-  Dual<S, N> out;
-  out.value = max(a.value, b.value);
-  for (int i = 0; i < N; ++i)
-    out.d[i] = where(a.value > b.value, a.d[i],
-                     where(a.value < b.value, b.d[i], (a.d[i] + b.d[i]) * where(a.value == b.value, S(0.5), S(1))));
-  return out;
-}
-template <class S, int N>
-CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, const Dual<S, N>& b) {
-  return -max(-a, -b);
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, A b) {
-  return max(a, Dual<S, N>(b));
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> max(A a, const Dual<S, N>& b) {
-  return max(Dual<S, N>(a), b);
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> min(const Dual<S, N>& a, A b) {
-  return min(a, Dual<S, N>(b));
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
-  return min(Dual<S, N>(a), b);
-}
-
-/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
-/// is.
-template <class S, int N>
-CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
-  const S y = pow(x.value, exponent.value);
-  const S by_base = where(exponent.value == 0, S(0), exponent.value * pow(x.value, exponent.value - 1));
-  const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
-  Dual<S, N> out;
-  out.value = y;
-  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
-  for (int i = 0; i < N; ++i)
-    out.d[i] =
-        where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
-  return out;
-}
-template <class S, int N, Arithmetic A>
-CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, A exponent) {
-  const auto e = static_cast<real_of<S>>(exponent);
-  const S slope = e == 0 ? S(0) : S(e * pow(x.value, e - 1));
-  return detail::chain<S, N>(S(pow(x.value, e)), slope, x);
-}
-
-}  // namespace chorus::math
-
-namespace chorus {
-using math::Dual;
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-
-namespace chorus::math {
-
-/// What `gradient` returns: one number for each input of a functor.
-template <class S, int N>
-struct Partials {
-  S d[N];
-};
-
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
-/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
-/// gradient(const S& dy, const S& a, const S& b) const`.
-template <class F, class S, class... X>
-CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
-  constexpr int n = static_cast<int>(sizeof...(X));
-  if constexpr (requires { f.gradient(dy, x...); }) {
-    return f.gradient(dy, x...);
-  } else {
-    int next = 0;
-    const auto seed = [&](const S& value) {
-      Dual<S, n> input(value);
-      input.d[next++] = dy;
-      return input;
-    };
-    Dual<S, n> inputs[] = {seed(x)...};
-    return [&]<int... i>(std::integer_sequence<int, i...>) {
-      const Dual<S, n> y = f(inputs[i]...);
-      return Partials<S, n>{{y.d[i]...}};
-    }
-    (std::make_integer_sequence<int, n>());
-  }
-}
-
-}  // namespace chorus::math
-
-namespace chorus {
-using math::Partials;
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-
-// <chorus/kernels/functors.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
-/// Packs and, for its gradient, on Duals. Options are members.
-
-namespace chorus::functors {
-
-// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
-// alone. Backward ignores changes of numbers that it does not need.
-
-using namespace math;  // for plain numbers, which no argument-dependent lookup finds
-
-struct Add {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a + b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
-    return {{dy, dy}};
-  }
-};
-
-struct Sub {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a - b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S&, const S&) const {
-    return {{dy, -dy}};
-  }
-};
-
-struct Mul {
-  static constexpr bool bilinear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a * b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
-    return {{dy * b, dy * a}};
-  }
-};
-
-struct Div {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return a / b;
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& a, const S& b) const {
-    return {{dy / b, -dy * (a / b / b)}};
-  }
-};
-
-/// The larger one; for equal ones each gets half of the gradient.
-struct Maximum {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return max(a, b);
-  }
-};
-
-struct Minimum {
-  template <class S>
-  CHORUS_HD S operator()(const S& a, const S& b) const {
-    return min(a, b);
-  }
-};
-
-/// base^exponent
-struct Pow {
-  template <class S>
-  CHORUS_HD S operator()(const S& base, const S& exponent) const {
-    return pow(base, exponent);
-  }
-};
-
-struct AddScalar {
-  static constexpr bool linear = true;
-  double value = 0;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x + real_of<S>(value);
-  }
-};
-
-struct MulScalar {
-  static constexpr bool linear = true;
-  double value = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * real_of<S>(value);
-  }
-};
-
-/// x^exponent; fast for -1, -0.5, 0, 0.5, 1, 2, 3.
-struct PowScalar {
-  double exponent = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return pow(x, real_of<S>(exponent));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    const auto e = static_cast<real_of<S>>(exponent);
-    if (e == 0) return {{S(0) * dy}};
-    return {{pow(x, e - 1) * e * dy}};
-  }
-};
-
-struct Neg {
-  static constexpr bool linear = true;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return -x;
-  }
-};
-
-struct Square {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * x;
-  }
-};
-
-struct Reciprocal {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return 1 / x;
-  }
-};
-
-// Functors that are one call of a function of all number types.
-#define CHORUS_FUNCTOR(NAME, FUNCTION)         \
-  struct NAME {                                \
-    template <class S>                         \
-    CHORUS_HD S operator()(const S& x) const { \
-      return FUNCTION(x);                      \
-    }                                          \
-  }
-CHORUS_FUNCTOR(Abs, abs);
-CHORUS_FUNCTOR(Sqrt, sqrt);
-CHORUS_FUNCTOR(Rsqrt, rsqrt);
-CHORUS_FUNCTOR(Exp, exp);
-CHORUS_FUNCTOR(Log, log);
-CHORUS_FUNCTOR(Log1p, log1p);
-CHORUS_FUNCTOR(Sin, sin);
-CHORUS_FUNCTOR(Cos, cos);
-CHORUS_FUNCTOR(Tanh, tanh);
-CHORUS_FUNCTOR(Erf, erf);
-CHORUS_FUNCTOR(Sigmoid, sigmoid);
-#undef CHORUS_FUNCTOR
-
-/// max(x, 0); NaN stays. The gradient at 0 is 0.
-struct Relu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= 0, S(0), x);
-  }
-};
-
-/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
-struct Clamp {
-  double min = 0, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x < real_of<S>(min), S(real_of<S>(min)), where(x > real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-/// The same without a gradient at the limits, as PyTorch's hardtanh.
-struct Hardtanh {
-  double min = -1, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-struct Relu6 : Hardtanh {
-  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
-};
-
-struct LeakyRelu {
-  double slope = 0.01;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x > 0, x, x * real_of<S>(slope));
-  }
-};
-
-/// x for positive x, else alpha (exp(x) - 1).
-struct Elu {
-  double alpha = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x > 0, x, expm1(x) * real_of<S>(alpha));
-  }
-};
-
-/// x sigmoid(x), also called swish.
-struct Silu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * sigmoid(x);
-  }
-};
-
-/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
-struct Gelu {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * (erf(x * real_of<S>(0.70710678118654752)) + 1) * real_of<S>(0.5);
-  }
-};
-
-/// GELU's approximation 0.5 x (1 + tanh(u)), u = sqrt(2/π) (x + 0.044715 x³), which is x sigmoid(2 u).
-struct GeluTanh {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    using R = real_of<S>;
-    return x * sigmoid(x * (x * x * R(2 * 0.79788456080286536 * 0.044715) + R(2 * 0.79788456080286536)));
-  }
-};
-
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
-struct Softplus {
-  double beta = 1, threshold = 20;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    using R = real_of<S>;
-    const S scaled = x * R(beta);
-    return where(scaled > R(threshold), x, softplus(scaled) / R(beta));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    using R = real_of<S>;
-    const S scaled = x * R(beta);
-    return {{where(scaled > R(threshold), dy, dy * sigmoid(scaled))}};
-  }
-};
-
-/// x tanh(softplus(x)) (Misra 2019).
-struct Mish {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return x * tanh(softplus(x));
-  }
-};
-
-struct LogSigmoid {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return -softplus(-x);
-  }
-};
-
-/// relu6(x + 3) / 6
-struct Hardsigmoid {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= -3, S(0), where(x >= 3, S(1), (x + 3) / 6));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > -3, where(x < 3, dy / 6, S(0)), S(0))}};
-  }
-};
-
-/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
-struct Hardswish {
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x < -3, S(0), where(x <= 3, x * (x + 3) / 6, x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x <= -3, S(0), where(x >= 3, dy, dy * (x / 3 + real_of<S>(0.5))))}};
-  }
-};
-
-}  // namespace chorus::functors
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-
-namespace chorus::kernels {
-
-namespace cuda {
-
-/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
-template <class C, class F, class... X>
-__device__ C call(const F& f, X... x) {
-  return f(Dual<C, 0>(x)...).value;
-}
-
-template <class F, class T, int... K>
-__global__ void pointwise(const __grid_constant__ F f, Index count,
-                          const __grid_constant__ Many<const T*, sizeof...(K)> in, T* out, bool vector,
-                          std::integer_sequence<int, K...>) {
-  using C = compute_type<T>;
-  for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
-    const Vector<T> x[] = {load_vector(in.at[K] + i, n, vector)...};
-    Vector<T> y;
-#pragma unroll
-    for (int l = 0; l < Vector<T>::width; ++l) y.v[l] = static_cast<T>(call<C>(f, static_cast<C>(x[K].v[l])...));
-    store_vector(out + i, y, n, vector);
-  });
-}
-
-template <class T>
-__device__ void put_vector(T* to, Index i, const compute_type<T> (&value)[Vector<T>::width], bool accumulate, int n,
-                           bool vector) {
-  if (to == nullptr) return;
-  Vector<T> out;
-  if (accumulate) out = load_vector(to + i, n, vector);
-#pragma unroll
-  for (int l = 0; l < Vector<T>::width; ++l)
-    out.v[l] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(out.v[l]) + value[l] : value[l]);
-  store_vector(to + i, out, n, vector);
-}
-
-template <class F, class T, int... K>
-__global__ void pointwise_gradient(const __grid_constant__ F f, Index count,
-                                   const __grid_constant__ Many<const T*, sizeof...(K)> in, const T* dy,
-                                   const __grid_constant__ Many<T*, sizeof...(K)> dx,
-                                   const __grid_constant__ Many<bool, sizeof...(K)> accumulate, bool vector,
-                                   std::integer_sequence<int, K...>) {
-  using C = compute_type<T>;
-  for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
-    const auto g = load_vector(dy + i, n, vector);
-    const Vector<T> x[] = {load_vector(in.at[K] + i, n, vector)...};
-    C d[sizeof...(K)][Vector<T>::width];
-#pragma unroll
-    for (int l = 0; l < Vector<T>::width; ++l) {
-      const auto partials = math::gradient(f, static_cast<C>(g.v[l]), static_cast<C>(x[K].v[l])...);
-      ((d[K][l] = partials.d[K]), ...);
-    }
-    (put_vector(dx.at[K], i, d[K], accumulate.at[K], n, vector), ...);
-  });
-}
-
-template <class F, class T, int... K>
-struct StridedPointwise {
-  static constexpr int inputs = sizeof...(K);
-  F f;
-  StridedMap<inputs> map;
-  Many<const T*, inputs> in;
-  T* out;
-  __device__ void operator()(Index i) const {
-    using C = compute_type<T>;
-    const auto offsets = map(i);
-    put(out, i, call<C>(f, get(in.at[K], offsets.at[K])...));
-  }
-};
-
-template <class F, class T, int... K>
-struct StridedGradient {
-  static constexpr int inputs = sizeof...(K);
-  F f;
-  StridedMap<2 * inputs> map;  // of the inputs, then of their gradients
-  Many<const T*, inputs> in;
-  const T* dy;
-  Many<T*, inputs> dx;
-  Many<bool, inputs> accumulate;
-  __device__ void operator()(Index i) const {
-    const auto offsets = map(i);
-    const auto partials = math::gradient(f, get(dy, i), get(in.at[K], offsets.at[K])...);
-    ((dx.at[K] != nullptr ? put(dx.at[K], offsets.at[K + inputs], partials.d[K], accumulate.at[K]) : void()), ...);
-  }
-};
-
-template <std::size_t N, class Call>
-void with_indices(const Call& call) {
-  call(std::make_integer_sequence<int, static_cast<int>(N)>());
-}
-
-}  // namespace cuda
-
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  if (count == 0) return;
-  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
-    cuda::launch(device, "pointwise", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
-                 cuda::pointwise<F, T, K...>, f, count, cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out,
-                 cuda::aligned(out, in[K]...), each);
-  });
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  if (count == 0) return;
-  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
-    cuda::launch(device, "pointwise gradient", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
-                 cuda::pointwise_gradient<F, T, K...>, f, count, cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, dy,
-                 cuda::Many<T*, sizeof...(K)>{{dx[K]...}}, cuda::Many<bool, sizeof...(K)>{{accumulate[K]...}},
-                 cuda::aligned(dy, in[K]..., dx[K]...), each);
-  });
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
-    cuda::for_each(device, "pointwise", numel(shape),
-                   cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
-                                                      cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
-  });
-}
-
-template <class F, class T, std::size_t N>
-void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
-                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
-                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
-                        const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
-  const Index count = numel(shape);
-  std::array<Index, cuda::most_axes> dense{};
-  Index step = 1;
-  for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
-
-  // A gradient that is summed is first written in full, then summed.
-  std::array<std::optional<cuda::Scratch<T>>, N> whole;
-  std::array<T*, N> targets = dx;
-  std::array<bool, N> add = accumulate;
-  std::array<std::span<const Index>, 2 * N> strides;
-  for (std::size_t k = 0; k < N; ++k) {
-    strides[k] = in_strides[k];
-    strides[N + k] = dx_strides[k];
-    bool sums = count == 0;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis)
-      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
-    if (dx[k] == nullptr || !sums) continue;
-    whole[k].emplace(device, count);
-    targets[k] = whole[k]->data();
-    add[k] = false;
-    strides[N + k] = std::span<const Index>(dense.data(), shape.size());
-  }
-  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
-    cuda::for_each(device, "pointwise gradient", count,
-                   cuda::StridedGradient<F, T, K...>{
-                       f, cuda::strided_map<2 * N>(shape, strides), cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, dy,
-                       cuda::Many<T*, sizeof...(K)>{{targets[K]...}}, cuda::Many<bool, sizeof...(K)>{{add[K]...}}});
-  });
-  for (std::size_t k = 0; k < N; ++k)
-    if (whole[k]) cuda::sum_broadcast(device, shape, whole[k]->data(), dx[k], dx_strides[k], accumulate[k]);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-
 namespace chorus {
 
 /// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
@@ -11151,6 +8267,20 @@ struct BackwardWatchers {
 }
 }  // namespace detail
 
+CHORUS_INLINE void Node::dispose(Node* node) {
+  thread_local std::vector<Node*> waiting;
+  thread_local bool draining = false;
+  waiting.push_back(node);
+  if (draining) return;
+  draining = true;
+  while (!waiting.empty()) {
+    Node* next = waiting.back();
+    waiting.pop_back();
+    delete next;
+  }
+  draining = false;
+}
+
 CHORUS_INLINE void at_backward_end(std::function<void()> action) {
   auto* run = detail::current_backward();
   check<UsageError>(run != nullptr, "at_backward_end: no backward is running in this thread");
@@ -11425,6 +8555,8 @@ Tensor<T, Rank, D> narrow_of(const Tensor<float, Rank, D>& wide) {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
+
+#include <optional>
 
 namespace chorus {
 
@@ -11950,31 +9082,11 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 /// What parameters and buffers have in common: a home for their numbers, which policies move, into flat buffers and to
 /// other devices.
 
-// <chorus/core/tensor_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
-
-// <chorus/core/shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-/// How things are cut into shares whose sizes differ by at most one.
-
-namespace chorus {
-
-/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
-inline constexpr int most_shares = 64;
-
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
-constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-
-#include <numeric>
+// <chorus/core/split.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SPLIT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SPLIT_HPP
+/// Parameters of which each rank may have a part (tensor parallelism): how they are shared out, and who may read a
+/// part.
 
 namespace chorus {
 
@@ -11986,88 +9098,8 @@ struct Split {
   friend bool operator==(const Split&, const Split&) = default;
 };
 
-/// Some neighbouring entries of an axis.
-struct AxisPart {
-  Index begin = 0, count = 0;
-};
-
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
-constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
-  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
-  const Index begin = share_begin(width / unit, n, at) * unit;
-  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
-}
-
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
-struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
-
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
-  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
-    const auto axis = static_cast<std::size_t>(split.axis);
-    width = whole / blocks;
-    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
-    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
-  }
-  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
-  template <class F>
-  void for_runs(const AxisPart& part, const F& f) const {
-    if (part.count == 0) return;
-    for (Index i = 0; i < outer * blocks; ++i)
-      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
-  }
-};
-
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
-class TensorGroup {
- public:
-  virtual ~TensorGroup() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
-  virtual bool splits_sequences() const { return false; }
-
-  /// Sums over all members, in place; the same bits for each.
-  template <Real T>
-  void sum(std::span<T> values) {
-    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
-  }
-  /// The largest of all members' numbers, in place.
-  template <Real T>
-  void max(std::span<T> values) {
-    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
-  }
-  /// all := every member's `mine`, in the order of ranks.
-  template <Real T>
-  void all_gather(std::span<const T> mine, std::span<T> all) {
-    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
-  }
-  /// mine := this member's chunk of the sum of every member's `all`.
-  template <Real T>
-  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
-    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
-  }
-
-  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
-
- protected:
-  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
-  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
-  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
-};
-
-/// The group of this thread's forward pass; null where layers are whole.
-inline std::shared_ptr<TensorGroup>& tensor_group() {
-  thread_local std::shared_ptr<TensorGroup> group;
-  return group;
-}
-
-/// While it lives, layers of this thread belong to `group`.
-struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
-  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
-};
+/// What a part is a part of: see tensor_group.hpp.
+struct PartOfParameter;
 
 namespace detail {
 inline thread_local constinit bool reads_parts = false;
@@ -12078,19 +9110,8 @@ struct ReadsParts : detail::Replaced<bool> {
   ReadsParts() : Replaced(detail::reads_parts, true) {}
 };
 
-/// Of a parameter that is a part: of what, and who has the others.
-struct PartOfParameter {
-  Split split;
-  std::vector<Index> extents;  ///< of the whole one
-  std::shared_ptr<TensorGroup> group;
-
-  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
-  /// This rank's entries of the axis, in each block.
-  AxisPart mine() const { return group->part(layout().width, split.unit); }
-};
-
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SPLIT_HPP
 
 // <chorus/tensor/promised_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
@@ -13296,17 +10317,7 @@ using Transform = std::function<void(const Image&, RandomStream&)>;
 struct Normalize {
   std::vector<float> mean, stddev;
 
-  void operator()(const Image& image, RandomStream&) const {
-    const auto channels = static_cast<std::size_t>(image.shape[0]);
-    check<ShapeError>(mean.size() == channels && stddev.size() == channels,
-                      "Normalize: expected a mean and a stddev for ", "each of ", channels, " channels, got ",
-                      mean.size(), " and ", stddev.size());
-    const std::size_t area = image.pixels.size() / channels;
-    for (std::size_t c = 0; c < channels; ++c) {
-      const float scale = 1 / stddev[c], shift = -mean[c] / stddev[c];
-      for (float& pixel : image.pixels.subspan(c * area, area)) pixel = pixel * scale + shift;
-    }
-  }
+  void operator()(const Image& image, RandomStream&) const;
 };
 
 /// Mirrors left and right.
@@ -13349,6 +10360,31 @@ struct RandomCrop {
 };
 
 }  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/transforms_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_IMPL_HPP
+/// How pixels are normalised.
+
+namespace chorus::data {
+
+CHORUS_INLINE void Normalize::operator()(const Image& image, RandomStream&) const {
+  const auto channels = static_cast<std::size_t>(image.shape[0]);
+  check<ShapeError>(mean.size() == channels && stddev.size() == channels,
+                    "Normalize: expected a mean and a stddev for ", "each of ", channels, " channels, got ",
+                    mean.size(), " and ", stddev.size());
+  const std::size_t area = image.pixels.size() / channels;
+  for (std::size_t c = 0; c < channels; ++c) {
+    const float scale = 1 / stddev[c], shift = -mean[c] / stddev[c];
+    for (float& pixel : image.pixels.subspan(c * area, area)) pixel = pixel * scale + shift;
+  }
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
 
 namespace chorus::data {
@@ -14167,6 +11203,25 @@ using DistributedSampler = Sampler;
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 /// How Sampler makes an order and cuts it.
 
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// How things are cut into shares whose sizes differ by at most one.
+
+namespace chorus {
+
+/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+inline constexpr int most_shares = 64;
+
+/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+
 // <chorus/kernels/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
@@ -14244,6 +11299,8 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RANDOM_HPP
 /// Counter-based random numbers on the CPU.
+
+#include <numeric>
 
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
@@ -14874,6 +11931,7 @@ struct std::tuple_element<1, chorus::data::Batch> {
 
 #include <csignal>
 #include <system_error>
+#include <thread>
 
 namespace chorus::detail {
 
@@ -15925,14 +12983,7 @@ class FirstRun {
  public:
   /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
   /// the part itself changes the value on the way, it is the present value each time.
-  bool found(const void* of, int what, bool now) {
-    const auto known = findings_.find({of, what});
-    if (repeats_) return known != findings_.end() && !known->second.changes ? known->second.value : now;
-    const bool value = around_ != nullptr ? around_->found(of, what, now) : now;
-    const auto& kept = findings_.try_emplace({of, what}, Finding{value, false}).first->second;
-    if (kept.value != value) findings_[{of, what}].changes = true;
-    return value;
-  }
+  bool found(const void* of, int what, bool now);
   /// Whether the part, or an enclosing one, runs again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
@@ -15965,6 +13016,28 @@ struct FirstRunScope : Replaced<FirstRun*> {
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/core/recomputation_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_IMPL_HPP
+/// What a part of a forward pass remembers of its first run.
+
+namespace chorus {
+
+CHORUS_INLINE bool FirstRun::found(const void* of, int what, bool now) {
+  const auto known = findings_.find({of, what});
+  if (repeats_) return known != findings_.end() && !known->second.changes ? known->second.value : now;
+  const bool value = around_ != nullptr ? around_->found(of, what, now) : now;
+  const auto& kept = findings_.try_emplace({of, what}, Finding{value, false}).first->second;
+  if (kept.value != value) findings_[{of, what}].changes = true;
+  return value;
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 
 namespace chorus::nn {
@@ -17078,6 +14151,131 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 /// The places of a model's numbers, for writing to a file and reading from one.
+
+// <chorus/core/tensor_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// How things are cut into shares whose sizes differ by at most one.
+
+namespace chorus {
+
+/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+inline constexpr int most_shares = 64;
+
+/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+
+#include <numeric>
+
+namespace chorus {
+
+/// Some neighbouring entries of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; the same bits for each.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The largest of all members' numbers, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in the order of ranks.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum of every member's `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null where layers are whole.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, layers of this thread belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+/// Of a parameter that is a part: of what, and who has the others.
+struct PartOfParameter {
+  Split split;
+  std::vector<Index> extents;  ///< of the whole one
+  std::shared_ptr<TensorGroup> group;
+
+  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const { return group->part(layout().width, split.unit); }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 
 namespace chorus::io::detail {
 
@@ -24591,14 +21789,7 @@ class Run {
   std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
   /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
   /// named. Throws UsageError where fewer are named than this machine has processes.
-  std::optional<int> own_device() const {
-    const auto ids = device_ids();
-    if (ids.empty()) return std::nullopt;
-    check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ",
-                      options_.device_ids->text(), ": expected a device for process ", world_.local_rank,
-                      " of this machine, got ", ids.size());
-    return ids[static_cast<std::size_t>(world_.local_rank)];
-  }
+  std::optional<int> own_device() const;
   std::uint64_t seed() const { return options_.seed; }
 
   const comm::World& world() const { return world_; }
@@ -25007,6 +22198,14 @@ CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
 
 CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
   if (communicator_) communicator_->abort(why);
+}
+
+CHORUS_INLINE std::optional<int> Run::own_device() const {
+  const auto ids = device_ids();
+  if (ids.empty()) return std::nullopt;
+  check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ", options_.device_ids->text(),
+                    ": expected a device for process ", world_.local_rank, " of this machine, got ", ids.size());
+  return ids[static_cast<std::size_t>(world_.local_rank)];
 }
 
 }  // namespace chorus
@@ -27379,6 +24578,1423 @@ struct Hardswish {
 }  // namespace chorus::functors
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
 
+// <chorus/kernels/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
+/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
+/// and nothing else is saved.
+
+namespace chorus::kernels {
+
+/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
+
+/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
+/// be `dy` or an input.
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
+
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
+/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out);
+
+/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
+/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate);
+
+}  // namespace chorus::kernels
+
+// <chorus/kernels/cpu/narrow_pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
+/// Element-wise functors over bf16 and half on the CPU, computed in float.
+
+// <chorus/kernels/cpu/in_float.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
+/// rounded once.
+
+// <chorus/kernels/cpu/scratch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+/// Working memory of a kernel.
+
+// <chorus/core/threads.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
+
+namespace chorus {
+
+namespace detail {
+
+inline int& number_in_team() {
+  thread_local int number = 0;
+  return number;
+}
+
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
+class ThreadTeam {
+ public:
+  using Task = void (*)(const void* context, Index index);
+
+  explicit ThreadTeam(int helpers);
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  int size() const { return size_; }
+
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
+  void run(Index count, Task task, const void* context);
+
+ private:
+  void call();
+
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
+  void work(int self) noexcept;
+
+  std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
+
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
+  static Index claim(std::atomic<Index>& indices) {
+    Index left = indices.load(std::memory_order_acquire);
+    while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
+    }
+    return left;
+  }
+
+  Index end_of(int range) const { return count_ * (range + 1) / size_; }
+
+  void serve(int self);
+  void end();
+
+  template <class T, class Condition>
+  static void wait_while(std::atomic<T>& value, const Condition& condition) {
+    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    for (int i = 0; i < looks; ++i) {
+      if (!condition(value.load(std::memory_order_acquire))) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    for (;;) {
+      const T now = value.load(std::memory_order_acquire);
+      if (!condition(now)) return;
+      value.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  struct alignas(64) Range {
+    std::atomic<Index> unclaimed{0};
+  };
+
+  const int size_;
+  const std::unique_ptr<Range[]> ranges_;
+  std::vector<std::thread> helpers_;
+  alignas(64) std::atomic<std::uint32_t> calls_{0};
+  alignas(64) std::atomic<Index> unfinished_{0};
+  std::atomic<bool> stop_{false};
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  Index count_ = 0;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+/// This thread's team; null if it works alone.
+inline std::unique_ptr<ThreadTeam>& thread_team() {
+  thread_local std::unique_ptr<ThreadTeam> team;
+  return team;
+}
+
+}  // namespace detail
+
+/// The number of threads for operations that this thread calls.
+inline int num_threads() {
+  const auto& team = detail::thread_team();
+  return team ? team->size() : 1;
+}
+
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
+inline int thread_number() { return detail::number_in_team(); }
+
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
+void set_num_threads(int n);
+
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
+template <class F>
+void parallel_for(Index count, const F& f, bool worth_it = true) {
+  auto& team = detail::thread_team();
+  if (team == nullptr || count <= 1 || !worth_it) {
+    for (Index i = 0; i < count; ++i) f(i);
+    return;
+  }
+  // Without its team while it works, so that an inner operation does not use it again.
+  struct Borrowed {
+    std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
+    ~Borrowed() { detail::thread_team() = std::move(team); }
+  } borrowed;
+  borrowed.team->run(
+      count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
+}
+
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
+inline constexpr Index thread_elements = 1 << 15;
+
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
+/// does less.
+template <class F>
+void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
+  const Index threads = num_threads();
+  if (threads == 1 || n < 2 * least) {
+    if (n > 0) f(Index{0}, n);
+    return;
+  }
+  Index pieces = std::min(n / least, most * threads);
+  if (pieces > threads) pieces -= pieces % threads;
+  const Index size = ((n + pieces - 1) / pieces + unit - 1) / unit * unit;
+  parallel_for((n + size - 1) / size, [&](Index i) { f(i * size, std::min(size, n - i * size)); });
+}
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
+
+namespace chorus::kernels {
+
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
+/// order of the stream: the next kernel may have them at once.
+template <class T, Device D = Cpu>
+class Scratch {
+ public:
+  Scratch(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
+template <class T>
+class ThreadScratch {
+ public:
+  ThreadScratch(Cpu device, Index count, bool one_each = true)
+      : one_each_(one_each && num_threads() > 1),
+        count_((count + line - 1) / line * line),
+        all_(device, one_each_ ? num_threads() * count_ : count_) {}
+  T* data() const { return all_.data() + (one_each_ ? thread_number() * count_ : 0); }
+
+ private:
+  static constexpr Index line = 64;
+  bool one_each_;
+  Index count_;
+  Scratch<T> all_;
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+template <class From, class To>
+void convert_array(Index count, const From* from, To* to) {
+  parallel_ranges(count, 64, thread_elements, [=](Index first, Index n) {
+    for (Index i = first; i < first + n; ++i) to[i] = static_cast<To>(static_cast<compute_type<From>>(from[i]));
+  });
+}
+
+template <Narrow T>
+struct NarrowArray {
+  T* written;
+  const T* read;
+  Index count;
+};
+
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
+template <class T>
+struct FloatArgument {
+  const T& value;
+  FloatArgument(Cpu, const T& argument) : value(argument) {}
+  const T& get() const { return value; }
+  void finish() const {}
+};
+
+template <Narrow T>
+struct FloatArgument<NarrowArray<T>> {
+  FloatArgument(Cpu device, const NarrowArray<T>& argument) : array(argument) {
+    if (array.written == nullptr && array.read == nullptr) return;
+    numbers.emplace(device, array.count);
+    if (array.read != nullptr) convert_array(array.count, array.read, get());
+  }
+  float* get() const { return numbers ? numbers->data() : nullptr; }
+  void finish() const {
+    if (array.written != nullptr) convert_array(array.count, get(), array.written);
+  }
+
+  NarrowArray<T> array;
+  std::optional<Scratch<float>> numbers;
+};
+
+}  // namespace detail
+
+/// An array that a kernel reads; null stays null.
+template <Narrow T>
+detail::NarrowArray<T> reads(const T* data, Index count) {
+  return {nullptr, data, count};
+}
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
+template <Narrow T>
+detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
+  return {data, keep ? data : nullptr, count};
+}
+
+/// An array of float is written in place.
+inline float* writes(float* data, Index, bool = false) { return data; }
+
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
+template <class Kernel, class... Arguments>
+void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
+  const auto run = [&](const auto&... floats) {
+    kernel(device, floats.get()...);
+    (floats.finish(), ...);
+  };
+  run(detail::FloatArgument<Arguments>(device, arguments)...);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
+
+// <chorus/kernels/strided_runs.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+
+namespace chorus::kernels {
+
+inline constexpr int max_rank = 8;
+
+/// Elements from a view's first to its last, if no axis is empty.
+inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
+  Index count = 1;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
+  return count;
+}
+
+class StridedRuns {
+ public:
+  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
+  StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
+    check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
+                      "kernels: shape ", shape, " with strides ", strides,
+                      "; expected as many strides as sizes, at most ", max_rank);
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+      if (shape[axis] == 1) continue;
+      const std::size_t last = rank_ - 1;
+      if (rank_ > 0 && strides[axis] == stride_[last] * size_[last]) {
+        size_[last] *= shape[axis];
+      } else {
+        size_[rank_] = shape[axis];
+        stride_[rank_++] = strides[axis];
+      }
+    }
+    if (rank_ == 0) {
+      rank_ = 1;
+      size_[0] = stride_[0] = 1;
+    }
+  }
+
+  /// True if the array's order in memory is that of the shape, without gaps.
+  bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
+
+  // The axes after merging, the innermost first.
+  std::size_t rank() const { return rank_; }
+  Index size(std::size_t axis) const { return size_[axis]; }
+  Index stride(std::size_t axis) const { return stride_[axis]; }
+
+  /// The walk without the innermost of several axes.
+  StridedRuns without_innermost() const {
+    StridedRuns out = *this;
+    std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
+    std::copy(stride_.begin() + 1, stride_.end(), out.stride_.begin());
+    --out.rank_;
+    return out;
+  }
+
+  /// Moves to an element, counted in the shape's order. No axis is empty.
+  void go_to(Index element) {
+    offset_ = 0;
+    for (std::size_t axis = 0; axis < rank_; ++axis) {
+      at_[axis] = element % size_[axis];
+      offset_ += at_[axis] * stride_[axis];
+      element /= size_[axis];
+    }
+  }
+
+  /// The number of elements left of a long run; `otherwise` if runs are short.
+  Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
+
+  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
+  std::optional<Index> neighbours(Index count) {
+    if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
+    const Index first = offset_;
+    next(count, [](Index, Index, Index) {});
+    return first;
+  }
+
+  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  template <class Run>
+  void next(Index count, const Run& run) {
+    while (count > 0) {
+      const Index n = std::min(count, size_[0] - at_[0]);
+      run(offset_, stride_[0], n);
+      count -= n;
+      at_[0] += n;
+      offset_ += n * stride_[0];
+      for (std::size_t axis = 0; at_[axis] == size_[axis]; ++axis) {
+        offset_ -= size_[axis] * stride_[axis];
+        at_[axis] = 0;
+        if (axis + 1 == rank_) return;
+        ++at_[axis + 1];
+        offset_ += stride_[axis + 1];
+      }
+    }
+  }
+
+ private:
+  std::size_t rank_ = 0;
+  std::array<Index, max_rank> size_{}, stride_{}, at_{};
+  Index offset_ = 0;
+};
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+inline constexpr Index narrow_block = 512;
+}  // namespace detail
+
+template <class F, Narrow T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  using namespace detail;
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N + 1][narrow_block];
+    std::array<const float*, N> pointers;
+    std::copy_n(buffers, N, pointers.begin());
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      for (std::size_t k = 0; k < N; ++k) convert_array(n, in[k] + start, buffers[k]);
+      pointwise_forward(device, f, n, pointers, buffers[N]);
+      convert_array(n, buffers[N], out + start);
+    }
+  });
+}
+
+template <class F, Narrow T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  using namespace detail;
+  constexpr bool linear = requires { requires F::linear; };  // the derivatives don't depend on the inputs
+  parallel_ranges(count, narrow_block, thread_elements, [&](Index first, Index elements) {
+    alignas(64) float buffers[N][narrow_block], grads[N][narrow_block], gradient[narrow_block];
+    std::array<const float*, N> pointers;
+    std::array<float*, N> grad_pointers;
+    for (std::size_t k = 0; k < N; ++k) {
+      pointers[k] = buffers[k];
+      if (linear) std::fill_n(buffers[k], narrow_block, 0.0f);
+      grad_pointers[k] = dx[k] == nullptr ? nullptr : grads[k];
+    }
+    for (Index start = first; start < first + elements; start += narrow_block) {
+      const Index n = std::min(narrow_block, first + elements - start);
+      convert_array(n, dy + start, gradient);
+      for (std::size_t k = 0; k < N; ++k) {
+        if (!linear) convert_array(n, in[k] + start, buffers[k]);
+        if (dx[k] != nullptr && accumulate[k]) convert_array(n, dx[k] + start, grads[k]);
+      }
+      pointwise_backward(device, f, n, pointers, static_cast<const float*>(gradient), grad_pointers, accumulate);
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr) convert_array(n, grads[k], dx[k] + start);
+    }
+  });
+}
+
+/// With broadcasting whole arrays are converted.
+template <class F, Narrow T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  const Index count = numel(shape);
+  if (count == 0) return;
+  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
+    in_float(
+        [&](Cpu, float* result, auto*... arrays) {
+          pointwise_forward(device, f, shape, std::array<const float*, N>{arrays...}, in_strides, result);
+        },
+        device, writes(out, count), reads(in[K], extent(shape, in_strides[K]))...);
+  };
+  run(std::make_index_sequence<N>());
+}
+
+/// The same; sums over repeated axes stay in float until their end.
+template <class F, Narrow T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
+  const Index count = numel(shape);
+  if (count == 0) {
+    for (std::size_t k = 0; k < N; ++k) {
+      Index own = 1;
+      for (std::size_t axis = 0; axis < shape.size(); ++axis) own *= dx_strides[k][axis] == 0 ? 1 : shape[axis];
+      if (dx[k] != nullptr && !accumulate[k]) fill(device, own, dx[k], T{});
+    }
+    return;
+  }
+  const auto run = [&]<std::size_t... K>(std::index_sequence<K...>) {
+    in_float(
+        [&](Cpu, const float* gradient, auto*... arrays) {
+          const std::array<float*, 2 * N> all{arrays...};
+          std::array<const float*, N> inputs;
+          std::array<float*, N> grads;
+          std::copy_n(all.begin(), N, inputs.begin());
+          std::copy_n(all.begin() + N, N, grads.begin());
+          pointwise_backward(device, f, shape, inputs, in_strides, gradient, grads, dx_strides, accumulate);
+        },
+        device, reads(dy, count), reads(in[K], extent(shape, in_strides[K]))...,
+        writes(dx[K], extent(shape, dx_strides[K]), accumulate[K])...);
+  };
+  run(std::make_index_sequence<N>());
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_NARROW_POINTWISE_HPP
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
+/// blocks for it.
+
+// <chorus/kernels/pack.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
+
+// <chorus/kernels/cpu/packet_math.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
+
+// <chorus/kernels/cpu/packet_pow.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
+
+namespace chorus::math::packets {
+
+template <class T, class P>
+P pow_packet(const P& x, const P& y) {
+  alignas(P) T base[static_cast<std::size_t>(kernels::lanes<T>)];
+  alignas(P) T exponent[static_cast<std::size_t>(kernels::lanes<T>)];
+  Eigen::internal::pstore(base, x);
+  Eigen::internal::pstore(exponent, y);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(kernels::lanes<T>); ++i)
+    base[i] = std::pow(base[i], exponent[i]);
+  return Eigen::internal::pload<P>(base);
+}
+
+#if defined(__AVX2__) && defined(__FMA__)
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
+/// other (Estrin's scheme).
+template <std::size_t N>
+__m256d polynomial(__m256d x, const double (&c)[N]) {
+  __m256d y[(N + 1) / 2];
+  for (std::size_t i = 0; i + 1 < N; i += 2)
+    y[i / 2] = _mm256_fmadd_pd(_mm256_set1_pd(c[i + 1]), x, _mm256_set1_pd(c[i]));
+  if constexpr (N % 2 == 1) y[N / 2] = _mm256_set1_pd(c[N - 1]);
+  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
+    x = _mm256_mul_pd(x, x);
+    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = _mm256_fmadd_pd(y[i + 1], x, y[i]);
+    if (n % 2 == 1) y[n / 2] = y[n - 1];
+  }
+  return y[0];
+}
+
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
+inline __m256d pow_of_positive(__m256d x, __m256d y) {
+  const auto c = [](double value) { return _mm256_set1_pd(value); };
+  const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
+  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
+  const __m256d m = _mm256_castsi256_pd(
+      _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
+  const __m256i biased = _mm256_srli_epi64(_mm256_add_epi64(above, bits(std::uint64_t{1024} << 52)), 52);
+  const __m256d k =
+      _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(biased, _mm256_castpd_si256(c(0x1p52)))), c(0x1p52 + 1024));
+  const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
+  constexpr double a = 2 / ln2;
+  const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
+  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
+  const __m256d n = _mm256_add_pd(t, c(round));
+  const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
+  const __m256d power = polynomial(
+      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
+  return _mm256_castsi256_pd(
+      _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
+}
+
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
+template <class T>
+__m256 pow_packet(const __m256& x, const __m256& y) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
+  const auto whole = [](__m256 v) {
+    return _mm256_cmp_ps(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), v, _CMP_EQ_OQ);
+  };
+  const __m256 size = _mm256_andnot_ps(sign, x);
+  const __m128 low = _mm256_cvtpd_ps(
+      pow_of_positive(_mm256_cvtps_pd(_mm256_castps256_ps128(size)), _mm256_cvtps_pd(_mm256_castps256_ps128(y))));
+  const __m128 high = _mm256_cvtpd_ps(
+      pow_of_positive(_mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))));
+  const __m256 even = whole(_mm256_mul_ps(y, _mm256_set1_ps(0.5f)));
+  const __m256 out = _mm256_xor_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1),
+                                   _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
+  const __m256 zero = _mm256_setzero_ps();
+  const __m256 usual = _mm256_and_ps(
+      _mm256_and_ps(_mm256_cmp_ps(size, largest, _CMP_LE_OQ),
+                    _mm256_cmp_ps(_mm256_andnot_ps(sign, y), largest, _CMP_LE_OQ)),
+      _mm256_or_ps(_mm256_cmp_ps(x, zero, _CMP_GT_OQ), _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), whole(y))));
+  const int usual_lanes = _mm256_movemask_ps(usual);
+  if (usual_lanes == 0xFF) [[likely]]
+    return out;
+  alignas(32) float base[8], exponent[8], result[8];
+  _mm256_store_ps(base, x);
+  _mm256_store_ps(exponent, y);
+  _mm256_store_ps(result, out);
+  for (int i = 0; i < 8; ++i)
+    if ((usual_lanes >> i & 1) == 0) result[i] = std::pow(base[i], exponent[i]);
+  return _mm256_load_ps(result);
+}
+
+#if defined(EIGEN_VECTORIZE_AVX512)
+template <class T>
+__m512 pow_packet(const __m512& x, const __m512& y) {
+  const auto upper = [](__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); };
+  const __m256 low = pow_packet<T>(_mm512_castps512_ps256(x), _mm512_castps512_ps256(y));
+  const __m256 high = pow_packet<T>(upper(x), upper(y));
+  return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
+}
+#endif
+#endif
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
+
+namespace chorus::math::packets {
+
+/// `function` element by element: for functions that Eigen lacks for registers.
+template <class T, class P>
+P by_lane(T (*function)(T), const P& x) {
+  alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
+  Eigen::internal::pstore(v, x);
+  for (T& value : v) value = function(value);
+  return Eigen::internal::pload<P>(v);
+}
+
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
+template <class P>
+P exp_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
+  const P magic = c(12582912.0f + 126.0f);  // 1.5 * 2^23, plus the exponent's bias less one
+  const P shifted = pmadd(x, c(1.44269504088896341f), magic);
+  const P m = psub(shifted, magic);
+  P r = pmadd(m, c(-0.693359375f), x);
+  r = pmadd(m, c(2.12194440e-4f), r);
+  P y = pmadd(c(1.9875691500e-4f), r, c(1.3981999507e-3f));
+  y = pmadd(y, r, c(8.3334519073e-3f));
+  y = pmadd(y, r, c(4.1665795894e-2f));
+  y = pmadd(y, r, c(1.6666665459e-1f));
+  y = pmadd(y, r, c(5.0000001201e-1f));
+  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
+  return pmul(padd(y, y), half_power);
+}
+
+/// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
+/// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
+template <class P>
+P erf_float(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(4.0f)), c(-4.0f));
+  const P x2 = pmul(x, x);
+  P p = pmadd(x2, c(-2.72614225801306e-10f), c(2.77068142495902e-08f));
+  p = pmadd(x2, p, c(-2.10102402082508e-06f));
+  p = pmadd(x2, p, c(-5.69250639462346e-05f));
+  p = pmadd(x2, p, c(-7.34990630326855e-04f));
+  p = pmadd(x2, p, c(-2.95459980854025e-03f));
+  p = pmadd(x2, p, c(-1.60960333262415e-02f));
+  P q = pmadd(x2, c(-1.45660718464996e-05f), c(-2.13374055278905e-04f));
+  q = pmadd(x2, q, c(-1.68282697438203e-03f));
+  q = pmadd(x2, q, c(-7.37332916720468e-03f));
+  q = pmadd(x2, q, c(-1.42647390514189e-02f));
+  return pdiv(pmul(x, p), q);
+}
+
+/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
+template <class P>
+P erf_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const auto polynomial = [&](const P& at, double highest, auto... rest) {
+    P y = c(highest);
+    ((y = pmadd(y, at, c(rest))), ...);
+    return y;
+  };
+  const P x2 = pmul(x, x);
+  const P near = pdiv(pmul(x, polynomial(x2, 9.60497373987051638749e0, 9.00260197203842689217e1,
+                                         2.23200534594684319226e3, 7.00332514112805075473e3,
+                                         5.55923013010394962768e4)),
+                      polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
+                                 4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
+  const P a = pmin(pabs(x), c(6.0));
+  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+                          polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
+                                     7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
+                                     5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
+                                     5.57535335369399327526e2)),
+                     polynomial(a, 1.0, 1.32281951154744992508e1, 8.67072140885989742329e1,
+                                3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
+                                2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
+  const P outer = psub(c(1.0), far);
+  // NaN is in neither comparison, and stays in `near`.
+  return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
+}
+
+/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+template <class P>
+P log1p_of_unit(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const P s = pdiv(x, padd(x, c(2.0f))), s2 = pmul(s, s);
+  P y = c(1.0f / 15);
+  for (const float odd : {13.0f, 11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) y = pmadd(y, s2, c(1 / odd));
+  return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
+}
+
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
+template <class P>
+P sqrt(const P& x) {
+  return Eigen::internal::psqrt(x);
+}
+#ifdef EIGEN_VECTORIZE_SSE
+inline __m128 sqrt(__m128 x) { return _mm_sqrt_ps(x); }
+inline __m128d sqrt(__m128d x) { return _mm_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX
+inline __m256 sqrt(__m256 x) { return _mm256_sqrt_ps(x); }
+inline __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
+#endif
+#ifdef EIGEN_VECTORIZE_AVX512
+inline __m512 sqrt(__m512 x) { return _mm512_sqrt_ps(x); }
+inline __m512d sqrt(__m512d x) { return _mm512_sqrt_pd(x); }
+#endif
+
+template <class T>
+inline constexpr bool vectorised = kernels::lanes<T> > 1;
+template <class T>
+inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
+
+template <class T>
+using Traits = Eigen::internal::packet_traits<T>;
+
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
+template <class T, class P>
+P log_packet(const P& x) {
+  using namespace Eigen::internal;
+  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
+  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
+  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+}
+
+#define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
+  struct NAME {                                        \
+    template <class T, class P>                        \
+    static P of PARAMETERS {                           \
+      using namespace Eigen::internal;                 \
+      __VA_ARGS__                                      \
+    }                                                  \
+  };
+CHORUS_PACKET_OPERATION(Add, (const P& x, const P& y), return padd(x, y);)
+CHORUS_PACKET_OPERATION(Sub, (const P& x, const P& y), return psub(x, y);)
+CHORUS_PACKET_OPERATION(Mul, (const P& x, const P& y), return pmul(x, y);)
+CHORUS_PACKET_OPERATION(Div, (const P& x, const P& y), return pdiv(x, y);)
+CHORUS_PACKET_OPERATION(Max, (const P& x, const P& y), return pmax<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Min, (const P& x, const P& y), return pmin<Eigen::PropagateNaN>(x, y);)
+CHORUS_PACKET_OPERATION(Pow, (const P& x, const P& y), return pow_packet<T>(x, y);)
+CHORUS_PACKET_OPERATION(Less, (const P& x, const P& y), return pcmp_lt(x, y);)
+CHORUS_PACKET_OPERATION(LessEqual, (const P& x, const P& y), return pcmp_le(x, y);)
+CHORUS_PACKET_OPERATION(Greater, (const P& x, const P& y), return pcmp_lt(y, x);)
+CHORUS_PACKET_OPERATION(GreaterEqual, (const P& x, const P& y), return pcmp_le(y, x);)
+CHORUS_PACKET_OPERATION(Equal, (const P& x, const P& y), return pcmp_eq(x, y);)
+CHORUS_PACKET_OPERATION(And, (const P& x, const P& y), return pand(x, y);)
+CHORUS_PACKET_OPERATION(Or, (const P& x, const P& y), return por(x, y);)
+CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return pselect(mask, x, y);)
+CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
+CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
+CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
+CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
+CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
+                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
+                        else return by_lane<T>(std::erf, x);)
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
+                        else return by_lane<T>(std::log, x);)
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+                        else return by_lane<T>(std::log1p, x);)
+CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
+                        else return Log1p::of<T>(x);)
+CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+                        else return by_lane<T>(std::expm1, x);)
+CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
+                        else return by_lane<T>(std::sin, x);)
+CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
+                        else return by_lane<T>(std::cos, x);)
+CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+                        else return by_lane<T>(std::tanh, x);)
+#undef CHORUS_PACKET_OPERATION
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
+
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
+#if defined(__CUDACC__)
+#define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
+#define CHORUS_PACK_TEMPLATE(...)                         \
+  _Pragma("nv_exec_check_disable") template <__VA_ARGS__> \
+  __host__ __device__
+#else
+#define CHORUS_PACK_MEMBER
+#define CHORUS_PACK_TEMPLATE(...) template <__VA_ARGS__>
+#endif
+
+namespace chorus::math {
+
+namespace packets {
+template <class T>
+void copy(const T* from, T* to) {
+  Eigen::internal::pstore(to, Eigen::internal::pload<kernels::Packet<T>>(from));
+}
+template <class T>
+void splat(T value, T* to) {
+  Eigen::internal::pstore(to, kernels::splat(value));
+}
+}  // namespace packets
+
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
+template <class T>
+struct alignas(sizeof(kernels::Packet<T>)) Pack {
+  static constexpr Index width = kernels::lanes<T>;
+  T v[static_cast<std::size_t>(width)];
+
+  Pack() = default;
+  /// The same number in all lanes.
+  CHORUS_PACK_TEMPLATE(Arithmetic A)
+  Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
+  // Copied as a register: compilers copy the array piece by piece, through memory.
+  CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
+  CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
+    packets::copy(other.v, v);
+    return *this;
+  }
+
+  static Pack load(const T* from) {
+    Pack out;
+    Eigen::internal::pstore(out.v, Eigen::internal::ploadu<kernels::Packet<T>>(from));
+    return out;
+  }
+  void store(T* to) const { Eigen::internal::pstoreu(to, Eigen::internal::pload<kernels::Packet<T>>(v)); }
+};
+
+template <class T>
+struct RealOf<Pack<T>> {
+  using type = T;
+};
+
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
+template <class T>
+struct Mask {
+  Pack<T> bits;
+};
+
+namespace packets {
+
+/// `Op`, one of the operations of packet_math.hpp.
+template <class Op, class T, class... Packs>
+Pack<T> apply(const Pack<T>& a, const Packs&... b) {
+  Pack<T> out;
+  Eigen::internal::pstore(out.v, Op::template of<T>(Eigen::internal::pload<kernels::Packet<T>>(a.v),
+                                                    Eigen::internal::pload<kernels::Packet<T>>(b.v)...));
+  return out;
+}
+
+}  // namespace packets
+
+// The functions that functors call. A plain number may be on either side.
+#define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
+  CHORUS_PACK_TEMPLATE(class T)                                                                          \
+  RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(const Pack<T>& a, A b) { return {packets::apply<packets::OPERATION>(a, Pack<T>(b))}; }     \
+  CHORUS_PACK_TEMPLATE(class T, Arithmetic A)                                                            \
+  RESULT NAME(A a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(Pack<T>(a), b)}; }
+CHORUS_PACK_BINARY(Pack<T>, operator+, Add)
+CHORUS_PACK_BINARY(Pack<T>, operator-, Sub)
+CHORUS_PACK_BINARY(Pack<T>, operator*, Mul)
+CHORUS_PACK_BINARY(Pack<T>, operator/, Div)
+CHORUS_PACK_BINARY(Mask<T>, operator<, Less)
+CHORUS_PACK_BINARY(Mask<T>, operator<=, LessEqual)
+CHORUS_PACK_BINARY(Mask<T>, operator>, Greater)
+CHORUS_PACK_BINARY(Mask<T>, operator>=, GreaterEqual)
+CHORUS_PACK_BINARY(Mask<T>, operator==, Equal)
+CHORUS_PACK_BINARY(Pack<T>, max, Max)
+CHORUS_PACK_BINARY(Pack<T>, min, Min)
+#undef CHORUS_PACK_BINARY
+
+#define CHORUS_PACK_UNARY(NAME, OPERATION) \
+  CHORUS_PACK_TEMPLATE(class T)            \
+  Pack<T> NAME(const Pack<T>& x) { return packets::apply<packets::OPERATION>(x); }
+CHORUS_PACK_UNARY(operator-, Negate)
+CHORUS_PACK_UNARY(abs, Abs)
+CHORUS_PACK_UNARY(sqrt, Sqrt)
+CHORUS_PACK_UNARY(exp, Exp)
+CHORUS_PACK_UNARY(expm1, Expm1)
+CHORUS_PACK_UNARY(log, Log)
+CHORUS_PACK_UNARY(log1p, Log1p)
+CHORUS_PACK_UNARY(sin, Sin)
+CHORUS_PACK_UNARY(cos, Cos)
+CHORUS_PACK_UNARY(tanh, Tanh)
+CHORUS_PACK_UNARY(erf, Erf)
+#undef CHORUS_PACK_UNARY
+
+CHORUS_PACK_TEMPLATE(class T)
+Mask<T> operator&&(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::And>(a.bits, b.bits)}; }
+CHORUS_PACK_TEMPLATE(class T)
+Mask<T> operator||(const Mask<T>& a, const Mask<T>& b) { return {packets::apply<packets::Or>(a.bits, b.bits)}; }
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> where(const Mask<T>& condition, const Pack<T>& a, const Pack<T>& b) {
+  return packets::apply<packets::Select>(condition.bits, a, b);
+}
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> where(const Mask<T>& condition, A a, const Pack<T>& b) { return where(condition, Pack<T>(a), b); }
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> where(const Mask<T>& condition, const Pack<T>& a, A b) { return where(condition, a, Pack<T>(b)); }
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> rsqrt(const Pack<T>& x) { return 1 / sqrt(x); }
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> sigmoid(const Pack<T>& x) { return 1 / (1 + exp(-x)); }
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::Log1pOfUnit>(exp(-abs(x))); }
+
+CHORUS_PACK_TEMPLATE(class T)
+Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
+/// The usual exponents are products, quotients and roots.
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> pow(const Pack<T>& x, A exponent) {
+  const auto e = static_cast<T>(exponent);
+  if (e == T(0)) return T(1);
+  if (e == T(0.5)) return sqrt(x);
+  if (e == T(-0.5)) return rsqrt(x);
+  if (e == T(1)) return x;
+  if (e == T(2)) return x * x;
+  if (e == T(3)) return x * x * x;
+  if (e == T(-1)) return 1 / x;
+  return packets::apply<packets::Pow>(x, Pack<T>(e));
+}
+CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
+Pack<T> pow(A x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(Pack<T>(x), exponent); }
+
+}  // namespace chorus::math
+
+#undef CHORUS_PACK_MEMBER
+#undef CHORUS_PACK_TEMPLATE
+
+namespace chorus {
+using math::Pack;
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
+
+namespace chorus::kernels {
+
+namespace detail {
+
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
+#ifdef __clang__
+#define CHORUS_ONE_COPY [[gnu::noinline]]
+#else
+#define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
+#endif
+
+/// Full Packs only: `count` is a multiple of the width.
+template <class F, class T, std::size_t... K>
+CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                   T* out, std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const Pack<T> y = function(Pack<T>::load(in[K] + i)...);
+    y.store(out + i);
+  }
+}
+
+template <class F, class T, std::size_t... K>
+CHORUS_ONE_COPY void backward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
+                                    const T* dy, const std::array<T*, sizeof...(K)>& dx_pointers,
+                                    const std::array<bool, sizeof...(K)>& accumulate_flags,
+                                    std::index_sequence<K...>) {
+  const F function = f;
+  const auto in = in_pointers;
+  const auto dx = dx_pointers;
+  const auto accumulate = accumulate_flags;
+  const auto put = [](T* to, const Pack<T>& value, bool add) {
+    if (to == nullptr) return;
+    if (add)
+      (Pack<T>::load(to) + value).store(to);
+    else
+      value.store(to);
+  };
+  for (Index i = 0; i < count; i += Pack<T>::width) {
+    const auto partials = math::gradient(function, Pack<T>::load(dy + i), Pack<T>::load(in[K] + i)...);
+    (put(dx[K] == nullptr ? nullptr : dx[K] + i, partials.d[K], accumulate[K]), ...);
+  }
+}
+
+#undef CHORUS_ONE_COPY
+
+inline constexpr Index block_elements = 512;
+
+template <std::size_t N>
+std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::array<std::span<const Index>, N>& strides) {
+  return [&]<std::size_t... k>(std::index_sequence<k...>) {
+    return std::array<StridedRuns, N>{StridedRuns(shape, strides[k])...};
+  }
+  (std::make_index_sequence<N>());
+}
+
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
+template <class T>
+const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
+  if (const auto first = runs.neighbours(count)) return from + *first;
+  gather(runs, count, from, buffer);
+  return buffer;
+}
+
+/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums doesn't depend on the ranges.
+template <class T, std::size_t N>
+class UnsummedAxis {
+ public:
+  UnsummedAxis(std::span<const Index> shape, const std::array<T*, N>& dx,
+               const std::array<std::span<const Index>, N>& dx_strides) {
+    std::size_t axis = 0;
+    const auto sums = [&] {
+      for (std::size_t k = 0; k < N; ++k)
+        if (dx[k] != nullptr && dx_strides[k][axis] == 0) return true;
+      return false;
+    };
+    for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
+    inner_ = numel(shape) / outer_;
+    if (axis == shape.size()) {  // none: all is one entry
+      inner_ = outer_;
+      outer_ = 1;
+    } else {
+      size_ = shape[axis];
+      inner_ /= size_;
+    }
+  }
+
+  /// The number of elements of the block that begins with `start`.
+  Index block(Index start, Index end) const {
+    if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
+    return std::min(block_elements / inner_ * inner_, end - start);
+  }
+
+  /// Calls `f(begin, end)` for ranges of all elements.
+  template <class F>
+  void for_ranges(Index count, const F& f) const {
+    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
+    const auto range = [&](Index first, Index n) {
+      if (n == size_) return f(Index{0}, count);
+      for (Index o = 0; o < outer_; ++o) f((o * size_ + first) * inner_, (o * size_ + first + n) * inner_);
+    };
+    parallel_ranges(size_, 1, least, range, /*most=*/1);
+  }
+
+ private:
+  Index outer_ = 1, size_ = 1, inner_ = 1;
+};
+
+}  // namespace detail
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    for (auto& pointer : from) pointer += first;
+    detail::forward_packs(f, n, from, out + first, each);
+  });
+  if (tail == 0) return;
+  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N + 1];
+  std::array<const T*, N> pointers;
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+  }
+  detail::forward_packs(f, Pack<T>::width, pointers, padded[N].v, each);
+  std::memcpy(out + whole, padded[N].v, bytes);
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  constexpr std::make_index_sequence<N> each;
+  const Index whole = count / Pack<T>::width * Pack<T>::width, tail = count - whole;
+  parallel_ranges(whole, Pack<T>::width, thread_elements, [&](Index first, Index n) {
+    auto from = in;
+    auto to = dx;
+    for (auto& pointer : from) pointer += first;
+    for (auto& pointer : to)
+      if (pointer != nullptr) pointer += first;
+    detail::backward_packs(f, n, from, dy + first, to, accumulate, each);
+  });
+  if (tail == 0) return;
+  const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
+  Pack<T> padded[N], padded_dy(0), padded_dx[N];
+  std::array<const T*, N> pointers;
+  std::array<T*, N> dx_pointers;
+  std::memcpy(padded_dy.v, dy + whole, bytes);
+  for (std::size_t k = 0; k < N; ++k) {
+    padded[k] = padded_dx[k] = Pack<T>(0);
+    std::memcpy(padded[k].v, in[k] + whole, bytes);
+    pointers[k] = padded[k].v;
+    dx_pointers[k] = dx[k] == nullptr ? nullptr : padded_dx[k].v;
+    if (dx[k] != nullptr && accumulate[k]) std::memcpy(padded_dx[k].v, dx[k] + whole, bytes);
+  }
+  detail::backward_packs(f, Pack<T>::width, pointers, padded_dy.v, dx_pointers, accumulate, each);
+  for (std::size_t k = 0; k < N; ++k)
+    if (dx[k] != nullptr) std::memcpy(dx[k] + whole, padded_dx[k].v, bytes);
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  const auto runs = detail::runs_of(shape, in_strides);
+  const Index count = numel(shape);
+  bool all_dense = true;
+  for (const auto& r : runs) all_dense = all_dense && r.contiguous();
+  if (all_dense) return pointwise_forward(device, f, count, in, out);
+
+  parallel_ranges(count, detail::block_elements, thread_elements, [&](Index first, Index elements) {
+    alignas(64) T buffers[N][detail::block_elements];
+    auto own = runs;
+    for (auto& r : own) r.go_to(first);
+    for (Index start = first, n = 0; start < first + elements; start += n) {
+      n = std::min(detail::block_elements, first + elements - start);
+      for (const auto& r : own) n = std::min(n, r.left_of_long_run(n));
+      std::array<const T*, N> pointers;
+      for (std::size_t k = 0; k < N; ++k) pointers[k] = detail::neighbours(own[k], n, in[k], buffers[k]);
+      pointwise_forward(device, f, n, pointers, out + start);
+    }
+  });
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
+  const auto in_runs = detail::runs_of(shape, in_strides), dx_runs = detail::runs_of(shape, dx_strides);
+  const Index count = numel(shape);
+  bool all_dense = true;
+  auto add = accumulate;
+  for (std::size_t k = 0; k < N; ++k) {
+    all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
+    if (dx[k] == nullptr || add[k]) continue;
+    // Sums start from zero.
+    Index own = 1;
+    bool sums = false;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      if (dx_strides[k][axis] != 0) own *= shape[axis];
+      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
+    }
+    if (sums) {
+      fill(device, own, dx[k], T{0});
+      add[k] = true;
+    }
+  }
+  if (count == 0) return;
+  if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
+
+  const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
+  const auto go_back = [&](Index begin, Index end) {
+    alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
+    auto from = in_runs, to = dx_runs;
+    for (auto& r : from) r.go_to(begin);
+    for (auto& r : to) r.go_to(begin);
+    for (Index start = begin, n = 0; start < end; start += n) {
+      n = axis.block(start, end);
+      for (std::size_t k = 0; k < N; ++k)
+        n = std::min({n, from[k].left_of_long_run(n), dx[k] == nullptr ? n : to[k].left_of_long_run(n)});
+      std::array<const T*, N> pointers;
+      std::array<T*, N> dx_pointers;
+      std::array<bool, N> add_now;
+      for (std::size_t k = 0; k < N; ++k) {
+        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
+        dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
+        add_now[k] = direct && add[k];
+      }
+      pointwise_backward(device, f, n, pointers, dy + start, dx_pointers, add_now);
+      for (std::size_t k = 0; k < N; ++k) {
+        if (dx_pointers[k] != dx_buffers[k]) continue;
+        if (add[k])
+          detail::scatter<true>(to[k], n, dx_buffers[k], dx[k]);
+        else
+          detail::scatter<false>(to[k], n, dx_buffers[k], dx[k]);
+      }
+    }
+  };
+  axis.for_ranges(count, go_back);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/pointwise.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
+/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
+/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
+template <class C, class F, class... X>
+__device__ C call(const F& f, X... x) {
+  return f(Dual<C, 0>(x)...).value;
+}
+
+template <class F, class T, int... K>
+__global__ void pointwise(const __grid_constant__ F f, Index count,
+                          const __grid_constant__ Many<const T*, sizeof...(K)> in, T* out, bool vector,
+                          std::integer_sequence<int, K...>) {
+  using C = compute_type<T>;
+  for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
+    const Vector<T> x[] = {load_vector(in.at[K] + i, n, vector)...};
+    Vector<T> y;
+#pragma unroll
+    for (int l = 0; l < Vector<T>::width; ++l) y.v[l] = static_cast<T>(call<C>(f, static_cast<C>(x[K].v[l])...));
+    store_vector(out + i, y, n, vector);
+  });
+}
+
+template <class T>
+__device__ void put_vector(T* to, Index i, const compute_type<T> (&value)[Vector<T>::width], bool accumulate, int n,
+                           bool vector) {
+  if (to == nullptr) return;
+  Vector<T> out;
+  if (accumulate) out = load_vector(to + i, n, vector);
+#pragma unroll
+  for (int l = 0; l < Vector<T>::width; ++l)
+    out.v[l] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(out.v[l]) + value[l] : value[l]);
+  store_vector(to + i, out, n, vector);
+}
+
+template <class F, class T, int... K>
+__global__ void pointwise_gradient(const __grid_constant__ F f, Index count,
+                                   const __grid_constant__ Many<const T*, sizeof...(K)> in, const T* dy,
+                                   const __grid_constant__ Many<T*, sizeof...(K)> dx,
+                                   const __grid_constant__ Many<bool, sizeof...(K)> accumulate, bool vector,
+                                   std::integer_sequence<int, K...>) {
+  using C = compute_type<T>;
+  for_vectors<Vector<T>::width>(count, [&](Index i, int n) {
+    const auto g = load_vector(dy + i, n, vector);
+    const Vector<T> x[] = {load_vector(in.at[K] + i, n, vector)...};
+    C d[sizeof...(K)][Vector<T>::width];
+#pragma unroll
+    for (int l = 0; l < Vector<T>::width; ++l) {
+      const auto partials = math::gradient(f, static_cast<C>(g.v[l]), static_cast<C>(x[K].v[l])...);
+      ((d[K][l] = partials.d[K]), ...);
+    }
+    (put_vector(dx.at[K], i, d[K], accumulate.at[K], n, vector), ...);
+  });
+}
+
+template <class F, class T, int... K>
+struct StridedPointwise {
+  static constexpr int inputs = sizeof...(K);
+  F f;
+  StridedMap<inputs> map;
+  Many<const T*, inputs> in;
+  T* out;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const auto offsets = map(i);
+    put(out, i, call<C>(f, get(in.at[K], offsets.at[K])...));
+  }
+};
+
+template <class F, class T, int... K>
+struct StridedGradient {
+  static constexpr int inputs = sizeof...(K);
+  F f;
+  StridedMap<2 * inputs> map;  // of the inputs, then of their gradients
+  Many<const T*, inputs> in;
+  const T* dy;
+  Many<T*, inputs> dx;
+  Many<bool, inputs> accumulate;
+  __device__ void operator()(Index i) const {
+    const auto offsets = map(i);
+    const auto partials = math::gradient(f, get(dy, i), get(in.at[K], offsets.at[K])...);
+    ((dx.at[K] != nullptr ? put(dx.at[K], offsets.at[K + inputs], partials.d[K], accumulate.at[K]) : void()), ...);
+  }
+};
+
+template <std::size_t N, class Call>
+void with_indices(const Call& call) {
+  call(std::make_integer_sequence<int, static_cast<int>(N)>());
+}
+
+}  // namespace cuda
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
+  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  if (count == 0) return;
+  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
+    cuda::launch(device, "pointwise", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
+                 cuda::pointwise<F, T, K...>, f, count, cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out,
+                 cuda::aligned(out, in[K]...), each);
+  });
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
+  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  if (count == 0) return;
+  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
+    cuda::launch(device, "pointwise gradient", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
+                 cuda::pointwise_gradient<F, T, K...>, f, count, cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, dy,
+                 cuda::Many<T*, sizeof...(K)>{{dx[K]...}}, cuda::Many<bool, sizeof...(K)>{{accumulate[K]...}},
+                 cuda::aligned(dy, in[K]..., dx[K]...), each);
+  });
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                       const std::array<std::span<const Index>, N>& in_strides, T* out) {
+  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
+    cuda::for_each(device, "pointwise", numel(shape),
+                   cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
+                                                      cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, out});
+  });
+}
+
+template <class F, class T, std::size_t N>
+void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
+                        const std::array<std::span<const Index>, N>& in_strides, const T* dy,
+                        const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
+                        const std::array<bool, N>& accumulate) {
+  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  const Index count = numel(shape);
+  std::array<Index, cuda::most_axes> dense{};
+  Index step = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
+
+  // A gradient that is summed is first written in full, then summed.
+  std::array<std::optional<cuda::Scratch<T>>, N> whole;
+  std::array<T*, N> targets = dx;
+  std::array<bool, N> add = accumulate;
+  std::array<std::span<const Index>, 2 * N> strides;
+  for (std::size_t k = 0; k < N; ++k) {
+    strides[k] = in_strides[k];
+    strides[N + k] = dx_strides[k];
+    bool sums = count == 0;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis)
+      sums = sums || (dx_strides[k][axis] == 0 && shape[axis] != 1);
+    if (dx[k] == nullptr || !sums) continue;
+    whole[k].emplace(device, count);
+    targets[k] = whole[k]->data();
+    add[k] = false;
+    strides[N + k] = std::span<const Index>(dense.data(), shape.size());
+  }
+  cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
+    cuda::for_each(device, "pointwise gradient", count,
+                   cuda::StridedGradient<F, T, K...>{
+                       f, cuda::strided_map<2 * N>(shape, strides), cuda::Many<const T*, sizeof...(K)>{{in[K]...}}, dy,
+                       cuda::Many<T*, sizeof...(K)>{{targets[K]...}}, cuda::Many<bool, sizeof...(K)>{{add[K]...}}});
+  });
+  for (std::size_t k = 0; k < N; ++k)
+    if (whole[k]) cuda::sum_broadcast(device, shape, whole[k]->data(), dx[k], dx_strides[k], accumulate[k]);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
+
 namespace chorus {
 
 // What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
@@ -28453,6 +27069,8 @@ void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
+
+#include <numeric>
 
 namespace chorus {
 
@@ -44196,10 +42814,6 @@ struct AdagradScalars {
 template <Real T>
 void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s);
 
-/// The sum of squares, in an order that depends on `count` alone.
-template <Real T>
-double square_sum(Cpu, Index count, const T* x);
-
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED
@@ -44283,31 +42897,6 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
     store(sum + i, square, n);
     store(p + i, pmadd(lr, Eigen::internal::pdiv(grad, padd(math::packets::sqrt(square), eps)), value), n);
   });
-}
-
-template <Real T>
-double square_sum(Cpu, Index count, const T* x) {
-  constexpr Index block = 4096, most = 64;
-  const auto sum_block = [=](Index start) {
-    const Index end = std::min(count, start + block);
-    const auto squares =
-        static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
-          const auto value = load(x + i, n);
-          return pmul(value, value);
-        })));
-    if (std::isfinite(squares)) return squares;
-    double large = 0;  // squares of finite floats may be too large for float
-    for (Index i = start; i < end; ++i) large += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    return large;
-  };
-  const Index blocks = (count + block - 1) / block, pieces = std::min(most, blocks);
-  std::array<double, most> sums{};
-  parallel_ranges(pieces, 1, thread_elements * pieces / std::max<Index>(1, count) + 1, [&](Index first, Index n) {
-    for (Index piece = first; piece < first + n; ++piece)
-      for (Index b = piece * blocks / pieces; b < (piece + 1) * blocks / pieces; ++b)
-        sums[static_cast<std::size_t>(piece)] += sum_block(b * block);
-  });
-  return std::accumulate(sums.begin(), sums.begin() + pieces, 0.0);
 }
 
 }  // namespace chorus::kernels
@@ -44949,21 +43538,35 @@ class ReplayedSteps<Cuda> {
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
 
+// <chorus/optim/state_tensor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_STATE_TENSOR_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_STATE_TENSOR_HPP
+/// What optimizers and communication hooks keep beside a parameter, as checkpoints see it.
+
+namespace chorus {
+struct PartOfParameter;
+}
+
 namespace chorus::optim {
 
-/// State that an optimizer keeps for a parameter. Checkpoints use its name: `momentum.conv1.weight`.
+/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole parameter
+  std::vector<Index> shape;  ///< of the whole
   void* data;
   bool on_host = false;
-  /// If this process has only a part of it, as with a parameter: elements [part_begin, part_begin + *part_count) of the
-  /// part that `part` names, or of the whole.
+  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
+  /// `part` leaves it, or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
 };
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_STATE_TENSOR_HPP
+
+namespace chorus::optim {
 
 namespace detail {
 /// The state at `data`, beside the numbers of a parameter that are in this process.
@@ -45445,7 +44048,66 @@ class AdamW final : public Adam<D> {
 // <chorus/optim/clip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CLIP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CLIP_HPP
-/// Gradient clipping.
+/// Gradient clipping, by the norm of all gradients or number by number.
+
+// <chorus/optim/clip_grad_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_CLIP_GRAD_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_CLIP_GRAD_NORM_HPP
+/// Gradient clipping by the norm of all gradients.
+
+// <chorus/kernels/square_sum.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_SQUARE_SUM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_SQUARE_SUM_HPP
+/// Sums of squares.
+
+namespace chorus::kernels {
+
+/// The sum of squares, in an order that depends on `count` alone.
+template <Real T>
+double square_sum(Cpu, Index count, const T* x);
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/square_sum.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SQUARE_SUM_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SQUARE_SUM_HPP
+/// Sums of squares on the CPU.
+
+namespace chorus::kernels {
+
+template <Real T>
+double square_sum(Cpu, Index count, const T* x) {
+  constexpr Index block = 4096, most = 64;
+  const auto sum_block = [=](Index start) {
+    const Index end = std::min(count, start + block);
+    const auto squares =
+        static_cast<double>(Sum<T>::fold(reduce_packets<T>(start, end, splat(T{0}), Sum<T>{}, [&](Index i, auto n) {
+          const auto value = load(x + i, n);
+          return pmul(value, value);
+        })));
+    if (std::isfinite(squares)) return squares;
+    double large = 0;  // squares of finite floats may be too large for float
+    for (Index i = start; i < end; ++i) large += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    return large;
+  };
+  const Index blocks = (count + block - 1) / block, pieces = std::min(most, blocks);
+  std::array<double, most> sums{};
+  parallel_ranges(pieces, 1, thread_elements * pieces / std::max<Index>(1, count) + 1, [&](Index first, Index n) {
+    for (Index piece = first; piece < first + n; ++piece)
+      for (Index b = piece * blocks / pieces; b < (piece + 1) * blocks / pieces; ++b)
+        sums[static_cast<std::size_t>(piece)] += sum_block(b * block);
+  });
+  return std::accumulate(sums.begin(), sums.begin() + pieces, 0.0);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SQUARE_SUM_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_SQUARE_SUM_HPP
 
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
 // <chorus/optim/cuda/gradients.hpp>
@@ -45879,6 +44541,11 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
     return norm;
   }
 }
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_CLIP_GRAD_NORM_HPP
+
+namespace chorus::optim {
 
 /// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
 /// UsageError unless the limit is positive.
@@ -46347,19 +45014,7 @@ class Sgd final : public Optimizer<D> {
                       "Sgd: Nesterov needs momentum above 0 and no dampening");
   }
 
-  void step() override {
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                        static_cast<T*>(range.state[0]),
-                        this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
-                                                          .momentum = options_.momentum,
-                                                          .dampening = options_.dampening,
-                                                          .weight_decay = range.weight_decay(options_.weight_decay),
-                                                          .nesterov = options_.nesterov,
-                                                          .first_step = range.steps == 0},
-                                      range));
-    });
-  }
+  void step() override;
 
  protected:
   std::span<const std::string_view> slots() const override {
@@ -46372,6 +45027,34 @@ class Sgd final : public Optimizer<D> {
 };
 
 }  // namespace chorus::optim
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+// <chorus/optim/sgd_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_SGD_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_SGD_IMPL_HPP
+/// The step of Sgd.
+
+namespace chorus::optim {
+
+template <Device D>
+void Sgd<D>::step() {
+  this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+    kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+                      static_cast<T*>(range.state[0]),
+                      this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
+                                                        .momentum = options_.momentum,
+                                                        .dampening = options_.dampening,
+                                                        .weight_decay = range.weight_decay(options_.weight_decay),
+                                                        .nesterov = options_.nesterov,
+                                                        .first_step = range.steps == 0},
+                                    range));
+  });
+}
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_SGD_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_SGD_HPP
 
 // <chorus/parallel/data_parallel.hpp>
@@ -46603,6 +45286,25 @@ auto with_batch_axis_of(const Y& y) {
 }  // namespace detail
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
+
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// How things are cut into shares whose sizes differ by at most one.
+
+namespace chorus {
+
+/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+inline constexpr int most_shares = 64;
+
+/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 
 // <chorus/parallel/dp/nested.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
@@ -49617,10 +48319,10 @@ AccessTo<Net> access_to(Net& net) {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
 
-// <chorus/parallel/join.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-/// Loops over batches of which ranks have different numbers.
+// <chorus/parallel/join_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_OPTIONS_HPP
+/// The options of `join`, under every policy.
 
 namespace chorus {
 
@@ -49635,122 +48337,8 @@ struct JoinOptions {
   std::function<void()> step = {};
 };
 
-/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
-/// not averaged; one whose gradients were.
-enum class JoinedPass { none, passed, averaged };
-
-namespace detail {
-
-/// What a net is told of the join that begins.
-struct JoinFacts {
-  bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
-};
-
-/// What a policy of several processes has for `join`.
-class JoiningPolicy {
- public:
-  virtual void begin_join(const JoinFacts&) = 0;
-  /// This rank has run out of batches.
-  virtual void run_out_of_batches() {}
-  /// Takes part in the collectives of a pass of others.
-  virtual JoinedPass take_part_in_pass() = 0;
-  virtual void all_have_run_out() = 0;
-  virtual void end_join() = 0;
-
- protected:
-  ~JoiningPolicy() = default;
-};
-
-/// An argument of `join`: a net, or a function.
-struct Joined {
-  JoiningPolicy* net = nullptr;
-  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
-
-  template <class X>
-  static Joined of(X& x) {
-    if constexpr (std::is_base_of_v<JoiningPolicy, X>)
-      return {.net = &x};
-    else if constexpr (requires { typename X::policy_type; })
-      return {};
-    else
-      return {.function = std::ref(x)};
-  }
-};
-
-/// A join under way: nets that have begun it end it.
-class JoinScope {
- public:
-  JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
-  JoinScope(const JoinScope&) = delete;
-  JoinScope& operator=(const JoinScope&) = delete;
-  ~JoinScope() {
-    for (const Joined& one : all_.first(begun_))
-      if (one.net != nullptr) one.net->end_join();
-  }
-
-  void begin() {
-    for (; begun_ < all_.size(); ++begun_) {
-      const bool before_function = begun_ + 1 < all_.size() && all_[begun_ + 1].function;
-      if (auto* const net = all_[begun_].net)
-        net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
-    }
-  }
-  /// What a rank does that has run out of batches, until all have.
-  void take_part_in_passes() const {
-    for_nets(&JoiningPolicy::run_out_of_batches);
-    for (bool any = true; any;) {
-      any = false;
-      bool averaged = false;
-      JoinedPass pass = JoinedPass::none;  // of the net in front
-      for (const Joined& one : all_) {
-        if (one.function) {
-          if (pass == JoinedPass::averaged) one.function();
-          continue;
-        }
-        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
-        any = any || pass != JoinedPass::none;
-        averaged = averaged || pass == JoinedPass::averaged;
-      }
-      if (averaged && options_.step) options_.step();
-    }
-    for_nets(&JoiningPolicy::all_have_run_out);
-  }
-
- private:
-  void for_nets(void (JoiningPolicy::*call)()) const {
-    for (const Joined& one : all_)
-      if (one.net != nullptr) (one.net->*call)();
-  }
-
-  std::span<const Joined> all_;
-  const JoinOptions& options_;
-  std::size_t begun_ = 0;
-};
-
-}  // namespace detail
-
-/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
-/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
-/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
-///
-///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
-///
-/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
-/// loop begins with `zero_grad`.
-template <class Body, class... Joined>
-void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
-  const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};
-  detail::JoinScope scope(all, options);
-  scope.begin();
-  body();
-  scope.take_part_in_passes();
-}
-
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_OPTIONS_HPP
 
 // <chorus/parallel/no_sync.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
@@ -49786,30 +48374,23 @@ class NoSync {
 
 namespace chorus {
 
+class BatchGroup;
+
 struct GatheredOptions {
   bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
 };
 
-/// Base of all policies.
-template <class Model>
-class Policy {
+/// What a policy has of its model whatever the model's type is.
+template <Device D>
+class PolicyOn {
  public:
-  using model_type = Model;
-  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  using device_type = D;
   /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
   static constexpr bool adds_up_in_pass = false;
-  static_assert(
-      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
-  static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
 
-  Policy(const Policy&) = delete;
-  Policy& operator=(const Policy&) = delete;
+  PolicyOn(const PolicyOn&) = delete;
+  PolicyOn& operator=(const PolicyOn&) = delete;
 
-  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
-  /// samples each has.
-  Model& module() { return model_; }
-  const Model& module() const { return model_; }
   /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
   /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
   /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
@@ -49826,23 +48407,15 @@ class Policy {
     ~Gathered() {}  // not trivial: a name for it is no unused variable
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
-  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
-  /// `f` writes stays, and all ranks write the same. All ranks call it.
-  template <class F>
-  requires std::invocable<const F&, Model&>
-  void gathered(const F& f) {
-    f(model_);
-  }
-
   /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
   /// them, and all ranks call it. Its return value and errors are those.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
 
-  void train(bool training = true) { model_.train(training); }
-  void eval() { model_.eval(); }
-  bool training() const { return model_.training(); }
+  void train(bool training = true) { any_model_.train(training); }
+  void eval() { any_model_.eval(); }
+  bool training() const { return any_model_.training(); }
 
   /// For models that return their loss: what backward starts from. The same under every policy.
   template <AnyVariable Loss>
@@ -49871,13 +48444,15 @@ class Policy {
   }
 
  protected:
-  Policy(Model model, std::uint64_t seed)
-      : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+  /// The model has to outlive this.
+  PolicyOn(nn::Module& model, std::uint64_t seed)
+      : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
     random_.device_slot = trace_slot(model_device());
     if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
       note_gradients(*trace);
   }
+  ~PolicyOn() = default;
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
   std::shared_ptr<detail::UnlistedParameters> watch_once() {
@@ -49914,7 +48489,7 @@ class Policy {
     return random_;
   }
   void end_forward() {
-    if ((model_.training() || random_.drew) && counts_) ++passes_;
+    if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
   /// Where the parameters are; under DataParallel the first device.
   device_type model_device() const { return flat_.groups().front().values.device(); }
@@ -49925,9 +48500,9 @@ class Policy {
   }
 
   /// Whether the model or any layer of it is in training.
-  bool any_training() { return nn::detail::any_training(model_); }
+  bool any_training() { return nn::detail::any_training(any_model_); }
 
-  Model model_;
+  nn::Module& any_model_;
   nn::FlatParameters<device_type> flat_;
   RandomContext random_;
 
@@ -49943,6 +48518,46 @@ class Policy {
   bool counts_ = true;  // the pass under way
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
+};
+
+/// A model, before what is made for it.
+template <class Model>
+struct HeldModel {
+  explicit HeldModel(Model model) : model_(std::move(model)) {}
+  Model model_;
+};
+
+/// Base of all policies: the model, and `Base`, which knows it as any model.
+template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
+class Policy : protected HeldModel<Model>, public Base {
+  static_assert(
+      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
+  static_assert(!std::is_void_v<typename Base::device_type>, "a policy needs a model with parameters");
+
+ public:
+  using model_type = Model;
+
+  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
+  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
+  /// samples each has.
+  Model& module() { return this->model_; }
+  const Model& module() const { return this->model_; }
+
+  using Base::gathered;
+  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
+  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = Base::gathered();
+    f(this->model_);
+  }
+
+ protected:
+  /// `arguments`: of `Base`, behind the model.
+  template <class... Arguments>
+  explicit Policy(Model model, Arguments&&... arguments)
+      : HeldModel<Model>(std::move(model)), Base(this->model_, std::forward<Arguments>(arguments)...) {}
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
@@ -50227,146 +48842,10 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
 /// What classes of the library need of a DistributedDataParallel, and users don't call.
 
-// <chorus/parallel/ddp/policy_with_options.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
-/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
-
-// <chorus/parallel/ddp/accumulation.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
-/// Gradients that are added up over several passes: `no_sync`.
-
-// <chorus/parallel/ddp/earlier_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
-/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
-
-// <chorus/parallel/ddp/with_type.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
-
-namespace chorus::ddp {
-
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
-template <class F>
-void with_type(std::string_view what, DType type, void* at, const F& f) {
-  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
-  if (type == DType::f32)
-    f(static_cast<float*>(at));
-  else
-    f(static_cast<double*>(at));
-}
-template <class F>
-void with_type(DType type, void* at, const F& f) {
-  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
-}
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-
-namespace chorus::detail {
-
-/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
-/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
-template <Device D>
-class GradientsAside {
- public:
-  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
-    take_none(flat);
-    for (Kept& kept : kept_) {
-      const auto& p = *kept.parameter;
-      if (!p.grad_arrived()) continue;
-      kept.gradient.emplace(p.size_bytes());
-      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
-    }
-  }
-  /// As if there were none.
-  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
-    kept_.clear();
-    for (const auto& entry : flat.entries())
-      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
-  }
-  void forget() { kept_.clear(); }
-  bool any() const { return !kept_.empty(); }
-  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
-  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
-    for (const Kept& kept : kept_)
-      if (kept.parameter == &parameter) put_back(kept);
-  }
-  /// All parameters have what they had, or none.
-  [[gnu::cold]] void give_back() const {
-    for (const Kept& kept : kept_) {
-      kept.parameter->set_grad_arrived(kept.gradient.has_value());
-      if (kept.gradient) copy_back(kept);
-    }
-  }
-
- private:
-  struct Kept {
-    ParameterOn<D>* parameter;
-    std::optional<std::vector<std::byte>> gradient;
-    std::uint32_t times_forgotten;
-  };
-  static void copy_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    copy_bytes(p.where(), p.grad_place(), Cpu{}, kept.gradient->data(), p.size_bytes());
-  }
-  static void put_back(const Kept& kept) {
-    auto& p = *kept.parameter;
-    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
-      copy_back(kept);
-    else
-      zero_bytes(p.where(), p.grad_place(), p.size_bytes());
-  }
-
-  std::vector<Kept> kept_;
-};
-
-}  // namespace chorus::detail
-
-namespace chorus::ddp {
-
-/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
-/// unit of the last one.
-template <Device D>
-class EarlierGradients {
- public:
-  double unit = 1;  ///< what they will be multiplied by
-
-  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
-  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
-  /// is added.
-  template <class Kept>
-  void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
-    aside_.forget();
-    if (weight == unit) return;
-    if (weight == 0) return aside_.take(flat);
-    const double factor = unit / weight;
-    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
-      auto& p = flat.entries()[i].parameter();
-      if (!p.grad_arrived() || !kept(i)) continue;
-      if (factor == 0)
-        zero_bytes(p.where(), p.grad_place(), p.size_bytes());
-      else
-        with_type(p.dtype(), p.grad_place(),
-                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
-    }
-    unit = weight;
-  }
-  void gradient_arrived(const ParameterOn<D>& parameter) const {
-    if (aside_.any()) aside_.put_back(parameter);
-  }
-  void pass_ended() { aside_.forget(); }
-
- private:
-  detail::GradientsAside<D> aside_;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
+// <chorus/parallel/ddp/parameter_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_MEMORY_HPP
+/// What checkpoints, scalers and other extensions of DistributedDataParallel see of a hook's memory.
 
 // <chorus/parallel/ddp/extension.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
@@ -51217,6 +49696,16 @@ struct GradBucket {
 
 namespace ddp {
 
+// What DistributedDataParallel adds for some hooks; their headers bring it.
+template <Device D, class Hook, class Communicator>
+class HookMemory;  // needs #include <chorus/parallel/ddp/hook_memory.hpp>
+template <Device D, class Hook, class Communicator>
+class ParameterAveraging;  // needs #include <chorus/parallel/ddp/parameter_averaging.hpp>
+template <Device D, class Communicator>
+class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
+template <Device D, class Communicator>
+class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.hpp>
+
 /// What a hook has of all that: the one place that looks.
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
@@ -51401,8 +49890,8 @@ struct DistributedDataParallelOptions {
   }
 
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
-  template <Device D, class Model>
-  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+  template <Device D>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };
@@ -51677,6 +50166,168 @@ class Core {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
+
+namespace chorus::ddp {
+
+/// See HookMemory.
+template <Device D>
+class ParameterMemory : public Extension<D> {
+ public:
+  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  virtual void forget(const std::string& parameter) = 0;
+  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
+  /// there is none so far.
+  virtual std::vector<optim::StateTensor> state(bool full) = 0;
+  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
+  /// anything that the hook remembers is left out.
+  virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
+  /// Multiplies what has not been sent yet.
+  virtual void scale_rest(double factor) = 0;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_MEMORY_HPP
+
+// <chorus/parallel/ddp/policy_with_options.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
+/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
+
+// <chorus/parallel/ddp/accumulation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
+/// Gradients that are added up over several passes: `no_sync`.
+
+// <chorus/parallel/ddp/earlier_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
+/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+
+// <chorus/parallel/ddp/with_type.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+/// A range of a flat buffer as what it is.
+
+namespace chorus::ddp {
+
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+template <class F>
+void with_type(std::string_view what, DType type, void* at, const F& f) {
+  check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
+  if (type == DType::f32)
+    f(static_cast<float*>(at));
+  else
+    f(static_cast<double*>(at));
+}
+template <class F>
+void with_type(DType type, void* at, const F& f) {
+  with_type("DistributedDataParallel: gradients that are averaged", type, at, f);
+}
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
+
+namespace chorus::detail {
+
+/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
+/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
+/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+template <Device D>
+class GradientsAside {
+ public:
+  [[gnu::cold]] void take(const nn::FlatParameters<D>& flat) {
+    take_none(flat);
+    for (Kept& kept : kept_) {
+      const auto& p = *kept.parameter;
+      if (!p.grad_arrived()) continue;
+      kept.gradient.emplace(p.size_bytes());
+      copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
+    }
+  }
+  /// As if there were none.
+  [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
+    kept_.clear();
+    for (const auto& entry : flat.entries())
+      kept_.push_back({&entry.parameter(), {}, entry.parameter().times_forgotten()});
+  }
+  void forget() { kept_.clear(); }
+  bool any() const { return !kept_.empty(); }
+  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
+    for (const Kept& kept : kept_)
+      if (kept.parameter == &parameter) put_back(kept);
+  }
+  /// All parameters have what they had, or none.
+  [[gnu::cold]] void give_back() const {
+    for (const Kept& kept : kept_) {
+      kept.parameter->set_grad_arrived(kept.gradient.has_value());
+      if (kept.gradient) copy_back(kept);
+    }
+  }
+
+ private:
+  struct Kept {
+    ParameterOn<D>* parameter;
+    std::optional<std::vector<std::byte>> gradient;
+    std::uint32_t times_forgotten;
+  };
+  static void copy_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    copy_bytes(p.where(), p.grad_place(), Cpu{}, kept.gradient->data(), p.size_bytes());
+  }
+  static void put_back(const Kept& kept) {
+    auto& p = *kept.parameter;
+    if (kept.gradient && p.times_forgotten() == kept.times_forgotten)
+      copy_back(kept);
+    else
+      zero_bytes(p.where(), p.grad_place(), p.size_bytes());
+  }
+
+  std::vector<Kept> kept_;
+};
+
+}  // namespace chorus::detail
+
+namespace chorus::ddp {
+
+/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
+/// unit of the last one.
+template <Device D>
+class EarlierGradients {
+ public:
+  double unit = 1;  ///< what they will be multiplied by
+
+  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
+  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
+  /// is added.
+  template <class Kept>
+  void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
+    aside_.forget();
+    if (weight == unit) return;
+    if (weight == 0) return aside_.take(flat);
+    const double factor = unit / weight;
+    for (std::size_t i = 0; i < flat.entries().size(); ++i) {
+      auto& p = flat.entries()[i].parameter();
+      if (!p.grad_arrived() || !kept(i)) continue;
+      if (factor == 0)
+        zero_bytes(p.where(), p.grad_place(), p.size_bytes());
+      else
+        with_type(p.dtype(), p.grad_place(),
+                  [&]<class T>(T* grad) { kernels::scale(p.where(), p.count(), static_cast<T>(factor), grad); });
+    }
+    unit = weight;
+  }
+  void gradient_arrived(const ParameterOn<D>& parameter) const {
+    if (aside_.any()) aside_.put_back(parameter);
+  }
+  void pass_ended() { aside_.forget(); }
+
+ private:
+  detail::GradientsAside<D> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 
 namespace chorus::ddp {
 
@@ -52201,155 +50852,6 @@ void resume_until_done(Hook& hook, const Core<D, Communicator>& core, std::span<
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
 
-// <chorus/parallel/ddp/hook_memory.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-/// What a communication hook remembers of each parameter, whatever bucket it is in.
-
-namespace chorus::ddp {
-
-/// What checkpoints and others see of a hook's memory.
-template <Device D>
-class ParameterMemory : public Extension<D> {
- public:
-  /// What is remembered of a parameter that is in no bucket, and never will be again.
-  virtual void forget(const std::string& parameter) = 0;
-  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
-  /// there is none so far.
-  virtual std::vector<optim::StateTensor> state(bool full) = 0;
-  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
-  /// anything that the hook remembers is left out.
-  virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
-  /// Multiplies what has not been sent yet.
-  virtual void scale_rest(double factor) = 0;
-};
-
-/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
-/// that are in no bucket now, being frozen or at rest, waits on the host.
-template <Device D, class Hook, class Communicator>
-class HookMemory final : public ParameterMemory<D> {
-  using Traits = HookTraits<Hook, D, Communicator>;
-
- public:
-  HookMemory(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
-
-  void buckets_will_change() override {
-    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
-  }
-  void buckets_changed() override {
-    forget_buckets();
-    restore();
-  }
-
-  void forget(const std::string& parameter) override {
-    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
-  }
-
-  std::vector<optim::StateTensor> state(bool full) override {
-    auto all = in_buckets(full);
-    for (auto& [key, kept] : aside_)
-      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
-    return all;
-  }
-  void replace(const std::vector<optim::StateTensor>& tensors) override {
-    const auto known = in_buckets(true);
-    std::map<Key, Kept> copies;
-    for (const auto& tensor : tensors)
-      if (std::any_of(known.begin(), known.end(),
-                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
-        copies[key_of(tensor.name)] = copy_of(tensor);
-    aside_ = std::move(copies);  // only now: `tensors` may be what was there
-    forget_buckets();
-    restore();
-  }
-  void scale_rest(double factor) override {
-    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
-      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
-    };
-    for_each(
-        [](const auto&) { return false; },
-        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
-          if (what == "rest") scale(device, shape, numbers);
-        });
-    for (auto& [key, kept] : aside_)
-      if (key.what == "rest")
-        with_type(kept.dtype, kept.bytes.data(),
-                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
-  }
-
- private:
-  struct Key {
-    std::string parameter, what;
-    friend auto operator<=>(const Key&, const Key&) = default;
-  };
-  struct Kept {
-    DType dtype;
-    std::vector<Index> shape;
-    std::vector<std::byte> bytes;
-  };
-
-  static Key key_of(const std::string& name) {
-    const auto dot = name.find('.');
-    return {name.substr(dot + 1), name.substr(0, dot)};
-  }
-
-  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
-  template <class Make, class Visit>
-  void for_each(const Make& make, const Visit& visit) {
-    if constexpr (Traits::remembers_parameters)
-      for (const Bucket& bucket : core_.buckets.all())
-        as_hooks_see(core_, bucket, [&](const auto& view) { hook_.remembered(view, make(view), visit); });
-  }
-  std::vector<optim::StateTensor> in_buckets(bool full) {
-    std::vector<optim::StateTensor> all;
-    for_each(
-        [full](const auto&) { return full; },
-        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                                   Where, T* numbers) {
-          all.push_back(
-              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
-        });
-    return all;
-  }
-  Kept copy_of(const optim::StateTensor& tensor) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
-    if (tensor.on_host)
-      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
-    else
-      copy_bytes(Cpu{}, bytes.data(), core_.parameter(0).where(), tensor.data, bytes.size());
-    return {tensor.dtype, tensor.shape, std::move(bytes)};
-  }
-  void forget_buckets() {
-    if constexpr (Traits::resets) hook_.reset();
-  }
-  // Moves what is aside into the buckets that it belongs to.
-  void restore() {
-    if (aside_.empty()) return;
-    const auto any_aside = [&](const auto& bucket) {
-      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
-        const auto found = aside_.lower_bound({part.name, ""});
-        return found != aside_.end() && found->first.parameter == part.name;
-      });
-    };
-    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
-                                     auto device, T* numbers) {
-      const auto found = aside_.find({part.name, std::string(what)});
-      if (found == aside_.end()) return;
-      const Kept& kept = found->second;
-      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
-        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
-      aside_.erase(found);
-    });
-  }
-
-  Core<D, Communicator>& core_;
-  Hook& hook_;
-  std::map<Key, Kept> aside_;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-
 // <chorus/parallel/ddp/ignored_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
@@ -52525,145 +51027,134 @@ class NonFiniteGradients final : public Extension<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
 
-// <chorus/parallel/ddp/parameter_averaging.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
-/// Communication hooks that average parameters, or act around the optimizer's step (PostLocalSgd).
-
-namespace chorus::ddp {
-
-template <Device D, class Hook, class Communicator>
-class ParameterAveraging final : public Extension<D> {
-  using Traits = HookTraits<Hook, D, Communicator>;
-
- public:
-  ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
-
-  void ready_for_forward() override {
-    if constexpr (Traits::averages_parameters)
-      if (core_.brings == Brings::samples)
-        hook_.before_forward(core_.flat, core_.ranks,
-                             [this](const std::string& name) { return !core_.options.ignores(name); });
-  }
-  void averaged() override {
-    if constexpr (Traits::acts_after_backward) hook_.after_backward();
-  }
-
- private:
-  Core<D, Communicator>& core_;
-  Hook& hook_;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
-
-// <chorus/parallel/ddp/parts.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
-/// Hooks after which each rank has the averages of its own part of each bucket alone.
-
-namespace chorus::ddp {
-
-/// Elements [begin, end).
-struct Elements {
-  std::size_t begin, end;
-};
-/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts; the last rank's has what is left
-/// over, too.
-constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
-  const std::size_t each = count / ranks;
-  return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
-}
-
-/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
-enum class Averaging { by_hook, whole };
-
-template <Device D, class Hook, class Communicator>
-requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
-  Hook hook;
-  Averaging averaging = Averaging::by_hook;
-
-  void start(const Core<D, Communicator>& core, Bucket& bucket) {
-    as_hooks_see(core, bucket, [&](const auto& view) {
-      bucket.work =
-          averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
-    });
-  }
-  void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
-    if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
-    for (Bucket& bucket : buckets) bucket.work.wait();
-  }
-};
-
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
-/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
-/// own sees them for a while.
-template <Device D, class Communicator>
-class GradientParts final : public Extension<D> {
- public:
-  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {}
-
-  void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
-  void gradient_arrived(std::size_t) override {
-    if (!core_.sync) refuse_if_waiting("no other backward pass can begin");
-  }
-  void backward_begins() override {
-    refuse_if_waiting("no other backward pass can begin");
-    const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
-    const bool places_change = order != nullptr && !order->learned();  // after this pass
-    averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
-  }
-  // Hides them.
-  void pass_ended() override {
-    for (std::size_t i = 0; i < core_.entries(); ++i)
-      if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
-    set_arrived(false);
-    waits_for_step_ = true;
-  }
-
-  /// Calls `f` while the parameters have their gradients.
-  void show(const std::function<void()>& f) {
-    const struct Scope {
-      GradientParts& parts;
-      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
-      ~Scope() { parts.set_arrived(false); }
-    } scope(*this);
-    f();
-  }
-  /// They have been used.
-  void forget() {
-    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
-    hidden_.clear();
-    waits_for_step_ = false;
-  }
-
- private:
-  // What `what` says would lose them.
-  void refuse_if_waiting(const char* what) const {
-    check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
-                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
-                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
-  }
-  void set_arrived(bool arrived) {
-    for (const std::size_t i : hidden_) {
-      core_.parameter(i).set_grad_arrived(arrived);
-      core_.parameter(i).set_grad_in_parts(!arrived);
-    }
-  }
-
-  Core<D, Communicator>& core_;
-  Averaging& averaging_;
-  std::vector<std::size_t> hidden_;  // entries
-  bool waits_for_step_ = false;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
-
 // <chorus/parallel/ddp/passes_of_others.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
 /// `join`: passes of other ranks, of a rank that has run out of batches.
+
+// <chorus/parallel/join.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
+/// Loops over batches of which ranks have different numbers.
+
+namespace chorus {
+
+/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
+/// not averaged; one whose gradients were.
+enum class JoinedPass { none, passed, averaged };
+
+namespace detail {
+
+/// What a net is told of the join that begins.
+struct JoinFacts {
+  bool throw_early;  ///< JoinOptions::throw_on_early_termination
+  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
+};
+
+/// What a policy of several processes has for `join`.
+class JoiningPolicy {
+ public:
+  virtual void begin_join(const JoinFacts&) = 0;
+  /// This rank has run out of batches.
+  virtual void run_out_of_batches() {}
+  /// Takes part in the collectives of a pass of others.
+  virtual JoinedPass take_part_in_pass() = 0;
+  virtual void all_have_run_out() = 0;
+  virtual void end_join() = 0;
+
+ protected:
+  ~JoiningPolicy() = default;
+};
+
+/// An argument of `join`: a net, or a function.
+struct Joined {
+  JoiningPolicy* net = nullptr;
+  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
+
+  template <class X>
+  static Joined of(X& x) {
+    if constexpr (std::is_base_of_v<JoiningPolicy, X>)
+      return {.net = &x};
+    else if constexpr (requires { typename X::policy_type; })
+      return {};
+    else
+      return {.function = std::ref(x)};
+  }
+};
+
+/// A join under way: nets that have begun it end it.
+class JoinScope {
+ public:
+  JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
+  ~JoinScope() {
+    for (const Joined& one : all_.first(begun_))
+      if (one.net != nullptr) one.net->end_join();
+  }
+
+  void begin() {
+    for (; begun_ < all_.size(); ++begun_) {
+      const bool before_function = begun_ + 1 < all_.size() && all_[begun_ + 1].function;
+      if (auto* const net = all_[begun_].net)
+        net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
+    }
+  }
+  /// What a rank does that has run out of batches, until all have.
+  void take_part_in_passes() const {
+    for_nets(&JoiningPolicy::run_out_of_batches);
+    for (bool any = true; any;) {
+      any = false;
+      bool averaged = false;
+      JoinedPass pass = JoinedPass::none;  // of the net in front
+      for (const Joined& one : all_) {
+        if (one.function) {
+          if (pass == JoinedPass::averaged) one.function();
+          continue;
+        }
+        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
+        any = any || pass != JoinedPass::none;
+        averaged = averaged || pass == JoinedPass::averaged;
+      }
+      if (averaged && options_.step) options_.step();
+    }
+    for_nets(&JoiningPolicy::all_have_run_out);
+  }
+
+ private:
+  void for_nets(void (JoiningPolicy::*call)()) const {
+    for (const Joined& one : all_)
+      if (one.net != nullptr) (one.net->*call)();
+  }
+
+  std::span<const Joined> all_;
+  const JoinOptions& options_;
+  std::size_t begun_ = 0;
+};
+
+}  // namespace detail
+
+/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
+/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
+/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
+/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
+///
+///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
+///
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
+/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
+/// loop begins with `zero_grad`.
+template <class Body, class... Joined>
+void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
+  const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};
+  detail::JoinScope scope(all, options);
+  scope.begin();
+  body();
+  scope.take_part_in_passes();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
 
 namespace chorus::ddp {
 
@@ -53080,17 +51571,19 @@ class UnusedParameters final : public Extension<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
 
-// <chorus/parallel/distributed_policy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
-/// What the policies of several processes share: a model on each rank, shares of the data, and numbers that all ranks
-/// agree on.
+// <chorus/parallel/policy_of_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_OF_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_OF_RANKS_HPP
+/// What the policies of several processes share whatever the model's type is: shares of the data, and numbers that all
+/// ranks agree on.
 
 namespace chorus {
 
 namespace ddp {
 class BucketSums;
-}
+template <Device D, class Communicator>
+class Core;
+}  // namespace ddp
 
 namespace detail {
 /// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
@@ -53101,11 +51594,11 @@ concept LaunchedRun = requires(Run& run) {
 };
 }  // namespace detail
 
-/// Base of DistributedDataParallel, LocalSgd and ParameterServer.
-template <class Model, class Communicator>
-class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
+/// See DistributedPolicy.
+template <Device Where, class Communicator>
+class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
  public:
-  using D = typename Policy<Model>::device_type;
+  using D = Where;
   static constexpr bool distributed = true;
 
   template <class Dataset>
@@ -53120,7 +51613,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  virtual ~DistributedPolicy() { group_->policy = nullptr; }
+  virtual ~PolicyOfRanks() { group_->policy = nullptr; }
 
   /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
   /// every rank, where their optimizers have not made the same steps.
@@ -53146,23 +51639,17 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       if (buffers_apart_ || passes_together_) meet();
       bring_together();
     }
-    Policy<Model>::eval();
+    PolicyOn<D>::eval();
   }
   void train(bool training = true) {
     if (!training) return eval();
-    Policy<Model>::train();
+    PolicyOn<D>::train();
   }
 
-  /// See Policy::gathered.
-  [[nodiscard]] typename Policy<Model>::Gathered gathered(const GatheredOptions& options = {}) {
+  /// See PolicyOn::gathered.
+  [[nodiscard]] typename PolicyOn<D>::Gathered gathered(const GatheredOptions& options = {}) {
     meet();
-    return Policy<Model>::gathered(options);
-  }
-  template <class F>
-  requires std::invocable<const F&, Model&>
-  void gathered(const F& f) {
-    meet();
-    f(this->model_);
+    return PolicyOn<D>::gathered(options);
   }
   /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
   /// ranks call it.
@@ -53179,14 +51666,14 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
-      : Policy<Model>(std::move(model), seed),
+  PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator, int dim, std::uint64_t seed)
+      : PolicyOn<D>(model, seed),
         title_(title),
         communicator_(communicator),
         program_(title, communicator),
         shares_(communicator),
-        buffers_(nn::named_buffers<D>(this->model_)),
-        handles_(this->model_) {
+        buffers_(nn::named_buffers<D>(model)),
+        handles_(model) {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
                         " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
@@ -53208,22 +51695,23 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
   template <class Counts>
   [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
-    detail::check_same_description(communicator_, title_, options + detail::model_description<D>(this->model_, counts));
+    detail::check_same_description(communicator_, title_,
+                                   options + own_options() + detail::model_description<D>(this->any_model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
+  /// What ranks compare beside a policy's options.
+  virtual std::string own_options() const { return {}; }
 
   /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
-  template <class F>
-  void on_gradients(const F& f) {
+  virtual void on_gradients(std::function<void(std::size_t)> f) {
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
         if (!alive.expired()) f(i);
       });
   }
   /// Calls `f()` when the backward run of this thread has ended.
-  template <class F>
-  void when_backward_ends(const F& f) {
-    at_backward_end([f, alive = this->alive()] {
+  virtual void when_backward_ends(std::function<void()> f) {
+    at_backward_end([f = std::move(f), alive = this->alive()] {
       if (!alive.expired()) f();
     });
   }
@@ -53294,12 +51782,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
   /// The scope in which gradients are added up, by `sync` being off.
-  NoSync scope_without(bool& sync) const { return NoSync(sync); }
-  /// Who adds up the buckets of a DDP in place of its hook; null: the hook does.
-  template <class Hook, class Core>
-  std::unique_ptr<ddp::BucketSums> bucket_sums(Core&) {
-    return nullptr;
-  }
+  NoSync scope_without(bool& sync) const { return whole_passes_ ? NoSync() : NoSync(sync); }
+  /// Who adds up the buckets of a DDP in place of its hook, which may be the default; null: the hook does.
+  virtual std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>&, bool default_hook);
 
   // For chorus::join.
 
@@ -53313,7 +51798,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
-    if (this->model_.training()) ++program_.ledger()->passes;
+    if (this->any_model_.training()) ++program_.ledger()->passes;
     shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
@@ -53346,23 +51831,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// The model's output for the inputs.
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return this->model_.forward(this->on_model_device(inputs)...);
-  }
   /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
   /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
   /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
   /// since the policy took it, and where another policy took it afterwards.
   template <class Call>
   auto forward(bool with_others, const Call& call) {
-    handles_.check_kept(this->model_, this->flat_);
+    handles_.check_kept(this->any_model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
     const detail::WatchScope watch(communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
-    if (!buffers_apart_ && !buffers_.empty() && (grad_enabled() ? this->any_training() : this->model_.training())) {
+    if (!buffers_apart_ && !buffers_.empty() && (grad_enabled() ? this->any_training() : this->any_model_.training())) {
       buffers_apart_ = true;
       buffer_writes_ = count_buffer_writes();
     }
@@ -53384,7 +51864,9 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   }
   /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
   /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
-  void check_weighed() { weigh_unless_weighed(true); }
+  void check_weighed() {
+    if (!whole_passes_) weigh_unless_weighed(true);
+  }
   void weigh_unless_weighed(bool refuses_sums) {
     if (weighed_run_ == backward_run()) return;
     losses_.clear();
@@ -53400,7 +51882,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
                       "thread: call the net, not its module()");
   }
   /// Whether the backward run that this thread is in has been weighed.
-  bool weighed() const { return weighed_run_ == backward_run(); }
+  bool weighed() const { return whole_passes_ || weighed_run_ == backward_run(); }
   /// All ranks tell each other of what means and sums their losses are made.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
@@ -53411,7 +51893,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class Call>
   auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
-    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->model_.training()) check_evaluates_rank_0s();
+    if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training()) check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
     return forward(!joining_, call);
   }
@@ -53440,6 +51922,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
+  bool whole_passes_ = false;     // every pass adds up the whole batch's gradients, by itself
   bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
   bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
   bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
@@ -53447,7 +51930,7 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
-    explicit Group(DistributedPolicy& owner) : policy(&owner) {}
+    explicit Group(PolicyOfRanks& owner) : policy(&owner) {}
     void sum(std::span<double> values) override {
       of_living().operators_send_ = true;
       of_living().sum(values);
@@ -53461,18 +51944,18 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
-    DistributedPolicy& of_living() {
+    PolicyOfRanks& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
       return *policy;
     }
-    DistributedPolicy* policy;
+    PolicyOfRanks* policy;
   };
   std::shared_ptr<Group> group_ = std::make_shared<Group>(*this);
 
   struct Watch final : BackwardWatch {
-    explicit Watch(DistributedPolicy& owner) : policy(&owner) {}
+    explicit Watch(PolicyOfRanks& owner) : policy(&owner) {}
     void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
-    DistributedPolicy* policy;
+    PolicyOfRanks* policy;
   };
   // Losses are weighed before backward passes through one of this net's last passes.
   void backward_begins(std::span<const Ref<Node>> nodes) {
@@ -53540,21 +52023,24 @@ class DistributedPolicy : public Policy<Model>, public detail::JoiningPolicy {
   int passes_of_others_ = 0, last_active_ = -1;
 };
 
+template <Device D, class Communicator>
+std::unique_ptr<ddp::BucketSums> PolicyOfRanks<D, Communicator>::bucket_sums(ddp::Core<D, Communicator>&, bool) {
+  return nullptr;
+}
+
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_OF_RANKS_HPP
 
 namespace chorus::ddp {
 
-/// Base of DistributedDataParallel.
-template <class Model, class Hook, class Communicator>
-class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
-                          protected Core<typename DistributedPolicy<Model, Communicator>::D, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Base::D, Communicator>;
-  using Traits = HookTraits<Hook, typename Base::D, Communicator>;
+/// Base of Reducer.
+template <Device D, class Hook, class Communicator>
+class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<D, Communicator> {
+  using Base = PolicyOfRanks<D, Communicator>;
+  using Core = ddp::Core<D, Communicator>;
+  using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-  using D = typename Base::device_type;
 
   const DistributedDataParallelOptions& options() const { return Core::options; }
   Hook& hook() { return calls_.hook; }
@@ -53584,27 +52070,30 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
 
  protected:
-  PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
+  [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
-        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
-        calls_{std::move(hook)} {
-    this->sums = this->template bucket_sums<Hook>(core());
+      : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
+        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
+        calls_{std::move(hook)} {}
+  /// Makes all that options need, when the net has been made.
+  [[gnu::cold]] void install() {
+    const auto& options = Core::options;
+    this->sums = this->bucket_sums(core(), std::is_same_v<Hook, AllReduce>);
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
                       options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
-    if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
+    if (this->communicator_.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
-                          {.zero_grad = !Base::adds_up_in_pass, .contents = !Traits::ranks_may_differ});
+                          {.zero_grad = !this->whole_passes_, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
-  ~PolicyWithOptions() {
+  [[gnu::noinline]] ~PolicyWithOptions() {
     for (Bucket& bucket : this->buckets.all()) bucket.work = {};
   }
 
@@ -53623,7 +52112,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   NoSync accumulate() {
-    if (!Base::adds_up_in_pass && this->template find<Accumulation<D, Communicator>>() == nullptr)
+    if (!this->whole_passes_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
@@ -53682,7 +52171,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = Base::adds_up_in_pass});
+        .after_forward = this->whole_passes_});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)
@@ -53706,62 +52195,6 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
 
-// <chorus/parallel/ddp/step_in_backward.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
-/// An optimizer that steps each parameter in the middle of backward, as soon as its average is there (FusedOptimizer).
-
-namespace chorus::ddp {
-
-template <Device D, class Communicator>
-class StepInBackward final : public Extension<D> {
- public:
-  /// `at_the_end`: parameters may be left out, or a hook starts more work when a bucket comes back: all ranks have to
-  /// call in one order.
-  StepInBackward(Core<D, Communicator>& core, bool at_the_end) : core_(core), at_the_end_(at_the_end) {}
-
-  /// Throws UsageError where another optimizer steps.
-  void set(std::function<void(const ParameterOn<D>&)> step) {
-    check<UsageError>(!step || !step_,
-                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
-    step_ = std::move(step);
-  }
-
-  void gradient_arrived(std::size_t) override {
-    if (!step_ || at_the_end_ || !core_.sync) return;
-    while (Bucket* const bucket = core_.buckets.next_on_its_way()) {
-      if (!bucket->work.done()) return;
-      take_back(*bucket);
-    }
-  }
-  void backward_ended() override {
-    if (!step_ || at_the_end_) return;
-    core_.send_full();
-    while (Bucket* const bucket = core_.buckets.next_on_its_way()) take_back(*bucket);
-  }
-  void averaged() override {
-    if (!step_) return;
-    for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // each rank's
-      const bool sent = at_the_end_ && core_.buckets.sends(i);
-      if ((own || sent) && core_.parameter(i).grad_arrived()) step_(core_.parameter(i));
-    }
-  }
-
- private:
-  void take_back(Bucket& bucket) {
-    core_.take_back(std::span(&bucket, 1));
-    for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
-  }
-
-  Core<D, Communicator>& core_;
-  const bool at_the_end_;
-  std::function<void(const ParameterOn<D>&)> step_;
-};
-
-}  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
-
 namespace chorus {
 
 template <class Model, class Hook, class Communicator>
@@ -53772,7 +52205,7 @@ namespace detail {
 template <class Model, class Hook, class Communicator>
 class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   using Net = DistributedDataParallel<Model, Hook, Communicator>;
-  using D = typename Policy<Model>::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Traits = ddp::HookTraits<Hook, D, Communicator>;
   using Core = ddp::Core<D, Communicator>;
   using Parts = ddp::GradientParts<D, Communicator>;
@@ -55528,90 +53961,65 @@ class RankDevice<Cuda> {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 
+// <chorus/parallel/distributed_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+/// Base of the policies of several processes that each have the whole model.
+
 namespace chorus {
 
-/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
-/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
-/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
-/// nothing.
-///
-/// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
-/// `tell`s them (ddp/extension.hpp).
-template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
-class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Communicator> {
-  using Base = ddp::PolicyWithOptions<Model, Hook, Communicator>;
-  using Extension = ddp::Extension<typename Base::D>;
+/// Base of DistributedDataParallel, LocalSgd and ParameterServer. `Base`: what a policy has beside its model.
+template <class Model, class Communicator,
+          class Base = PolicyOfRanks<typename nn::detail::DeviceOfModel<Model>::type, Communicator>>
+class DistributedPolicy : public Policy<Model, Base> {
+ protected:
+  using Policy<Model, Base>::Policy;
 
- public:
-  using typename Base::D;
-  using policy_type = DistributedDataParallel;
-  static constexpr const char* name = "ddp";
-  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
-  template <class Other>
-  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
+  /// The model's output for the inputs.
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
+};
 
-  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
-  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
-  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
-                          std::uint64_t seed = initial_seed(), Hook hook = {})
-      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
-    // 1. All ranks begin with rank 0's numbers.
-    if (options.init_sync) this->take_first_state();
-    // 2. Each parameter says when its gradient is final.
-    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
-  }
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
-  template <detail::LaunchedRun Run>
-  DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
-      : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
-                                std::move(hook)) {
-    run.check_options();
-  }
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DISTRIBUTED_POLICY_HPP
+
+namespace chorus {
+
+namespace ddp {
+
+/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become all ranks' averages. Nothing here depends on
+/// the model's type.
+template <Device D, class Hook, class Communicator>
+class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
+  using Base = PolicyWithOptions<D, Hook, Communicator>;
+  using Extension = ddp::Extension<D>;
+
+ protected:
+  using Base::Base;
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
-  ~DistributedDataParallel() {
+  [[gnu::noinline]] ~Reducer() {
     if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
-  /// The model's output for this rank's share of the batch.
-  template <class... Inputs>
-  auto operator()(const Inputs&... inputs) {
-    check<UsageError>(!this->in_backward,
-                      "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
-    pass.number = this->begin_forward(pass.samples).step;
-    const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->forward_aside(pass, model);
+  /// The net has been made.
+  [[gnu::cold]] void begin() {
+    this->install();
+    // 1. All ranks begin with rank 0's numbers.
+    if (this->options().init_sync) this->take_first_state();
+    // 2. Each parameter says when its gradient is final.
+    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
+  }
+  /// What the net has said of a forward pass that records gradients: all ranks are in one.
+  void forward_begins(ForwardPass& pass) {
     this->tell(&Extension::forward_begins, pass);
     this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
-    auto output = this->forward_recorded(model);
-    this->tell(&Extension::forward_ended);
-    return output;
   }
-
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
-  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
-  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
-  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
-  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
-  template <class Body>
-  void join(const Body& body, const JoinOptions& join_options = {}) {
-    chorus::join(body, join_options, *this);
-  }
+  void forward_ended() { this->tell(&Extension::forward_ended); }
 
  private:
-  friend class detail::Access<DistributedDataParallel>;
-
-  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
-      : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
-                                std::move(hook)) {
-    device_ = std::move(device);
-  }
-
   // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
   void backward_is_weighed() override { this->tell(&Extension::weighed); }
   // 4. The first gradient begins a pass; full buckets leave while backward goes on.
@@ -55663,8 +54071,87 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     }
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+}  // namespace ddp
+
+/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
+/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
+/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
+/// nothing.
+///
+/// The algorithm, in six steps, is ddp::Reducer above. What options add to it is in ddp/, one file each: at the moments
+/// that it `tell`s them (ddp/extension.hpp).
+template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
+class DistributedDataParallel
+    : public DistributedPolicy<Model, Communicator,
+                               ddp::Reducer<typename nn::detail::DeviceOfModel<Model>::type, Hook, Communicator>> {
+  using Base = DistributedPolicy<Model, Communicator,
+                                 ddp::Reducer<typename nn::detail::DeviceOfModel<Model>::type, Hook, Communicator>>;
+
+ public:
+  using typename Base::D;
+  using policy_type = DistributedDataParallel;
+  static constexpr const char* name = "ddp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
+
+  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
+  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
+  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
+                          std::uint64_t seed = initial_seed(), Hook hook = {})
+      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
+    this->begin();
+  }
+  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  template <detail::LaunchedRun Run>
+  DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
+      : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
+                                std::move(hook)) {
+    run.check_options();
+  }
+
+  /// The model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!this->in_backward,
+                      "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->forward_aside(pass, model);
+    this->forward_begins(pass);
+    auto output = this->forward_recorded(model);
+    this->forward_ended();
+    return output;
+  }
+
+  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
+  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
+  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
+  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
+  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
+  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& join_options = {}) {
+    chorus::join(body, join_options, *this);
+  }
+
+ private:
+  friend class detail::Access<DistributedDataParallel>;
+
+  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
+      : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
+                                std::move(hook)) {
+    device_ = std::move(device);
+  }
+
+  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
 };
 
 }  // namespace chorus
@@ -56271,6 +54758,7 @@ using Value = Variable<float, Rank, Cpu>;
 }
 
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
 CHORUS_EXTERN template class Storage<Cpu>;
 
@@ -56310,9 +54798,13 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class PolicyOn<Cpu>;
+CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
-CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
@@ -56322,10 +54814,14 @@ CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
+    nn::Module&) const;
+CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;
+CHORUS_EXTERN template class ddp::PolicyWithOptions<Cpu, AllReduce, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
@@ -57386,6 +55882,110 @@ CHORUS_REDUCTION(double)
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 /// The places of a model's numbers, for writing to a file and reading from one.
+
+// <chorus/core/tensor_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+
+namespace chorus {
+
+/// Some neighbouring entries of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+
+  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
+/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; the same bits for each.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The largest of all members' numbers, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in the order of ranks.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum of every member's `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null where layers are whole.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, layers of this thread belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+/// Of a parameter that is a part: of what, and who has the others.
+struct PartOfParameter {
+  Split split;
+  std::vector<Index> extents;  ///< of the whole one
+  std::shared_ptr<TensorGroup> group;
+
+  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const { return group->part(layout().width, split.unit); }
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 
 namespace chorus::io::detail {
 
@@ -61303,6 +59903,7 @@ using Value = Variable<float, Rank, Cpu>;
 }
 
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
 CHORUS_EXTERN template class Storage<Cpu>;
 
@@ -61342,9 +59943,13 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class PolicyOn<Cpu>;
+CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
-CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
@@ -61354,10 +59959,14 @@ CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
+    nn::Module&) const;
+CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;
+CHORUS_EXTERN template class ddp::PolicyWithOptions<Cpu, AllReduce, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
@@ -62298,8 +60907,7 @@ namespace detail {
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
-  for (const auto& named : parameters)
-    nn::check_whole(optimizer, named, "it needs whole parameters");
+  for (const auto& named : parameters) nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 
@@ -64483,9 +63091,9 @@ auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, co
 
 namespace chorus {
 
-template <class Model, int Shares, class Communicator>
-class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
+template <class Model, int Shares, class Communicator, class OfRanks>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
+  using Base = Policy<Model, OfRanks>;
 
  public:
   using typename Base::D;
@@ -64502,18 +63110,19 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   }
 
  protected:
-  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
-                    std::uint64_t seed)
-      : Base(title, std::move(model.model()), communicator, dim, seed),
+  template <class... Arguments>
+  explicit DistributedPolicy(SameBits<Model, Shares> model, Arguments&&... arguments)
+      : Base(std::move(model.model()), std::forward<Arguments>(arguments)...),
         canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
-                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
-                   communicator.size(),
+                   same_bits::checked_shares(model.shares(), this->devices(), this->random_.dim),
+                   this->communicator_.rank(), this->devices(),
                    {.sum = [this](std::span<double> values) { this->sum(values); },
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
                           return this->shares_.batch();
                         }}) {
+    this->whole_passes_ = true;
     this->shares_.add_as_they_are();
   }
 
@@ -64521,29 +63130,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
-  template <class Counts>
-  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
-    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
-  }
+  std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
   // The parameters' own hooks come later, with the gradient of the whole batch.
-  template <class F>
-  void on_gradients(const F& f) {
+  void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
-    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+    for (const auto& entry : this->flat_.entries())
+      numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f = std::move(f), numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
   }
-  template <class F>
-  void when_backward_ends(const F& f) {
-    canonical_.when_backward_ends(f);
-  }
-  /// Every pass is the whole batch's: there is nothing to put off.
-  NoSync scope_without(bool&) const { return {}; }
+  void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
   /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
-  template <class Hook, class Core>
-  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
-    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+  std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
+    check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
                       "AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
@@ -64590,8 +63190,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
                       "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     Base::begin_join(facts);
   }
-  void check_weighed() {}
-  bool weighed() const { return true; }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {
     if (this->communicator_.size() > 1) same_bits::check_means(nodes);
     this->weigh_run(/*refused=*/false);

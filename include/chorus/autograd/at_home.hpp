@@ -3,7 +3,7 @@
 /// other devices.
 
 #include <chorus/autograd/variable.hpp>
-#include <chorus/core/tensor_group.hpp>
+#include <chorus/core/split.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <cstdint>
 #include <span>

@@ -3,7 +3,7 @@
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/kernels/contiguous.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cmath>
 #include <cstdint>

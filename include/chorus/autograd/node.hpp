@@ -259,19 +259,7 @@ class Node {
   friend class Ref;
 
   // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
-  static void dispose(Node* node) {
-    thread_local std::vector<Node*> waiting;
-    thread_local bool draining = false;
-    waiting.push_back(node);
-    if (draining) return;
-    draining = true;
-    while (!waiting.empty()) {
-      Node* next = waiting.back();
-      waiting.pop_back();
-      delete next;
-    }
-    draining = false;
-  }
+  static void dispose(Node* node);
 
   enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
 

@@ -64,6 +64,20 @@ struct BackwardWatchers {
 }
 }  // namespace detail
 
+CHORUS_INLINE void Node::dispose(Node* node) {
+  thread_local std::vector<Node*> waiting;
+  thread_local bool draining = false;
+  waiting.push_back(node);
+  if (draining) return;
+  draining = true;
+  while (!waiting.empty()) {
+    Node* next = waiting.back();
+    waiting.pop_back();
+    delete next;
+  }
+  draining = false;
+}
+
 CHORUS_INLINE void at_backward_end(std::function<void()> action) {
   auto* run = detail::current_backward();
   check<UsageError>(run != nullptr, "at_backward_end: no backward is running in this thread");

@@ -25,6 +25,7 @@ using Value = Variable<float, Rank, Cpu>;
 }
 
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
+CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
 CHORUS_EXTERN template class Storage<Cpu>;
 
@@ -64,9 +65,13 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
+CHORUS_EXTERN template class PolicyOn<Cpu>;
+CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class detail::BatchShares<comm::AnyCommunicator>;
-CHORUS_EXTERN template class dp::GatherNode<float, 2, Cpu>;
 CHORUS_EXTERN template class ddp::Accumulation<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::BufferSharing<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::IgnoredParameters<Cpu, comm::AnyCommunicator>;
@@ -76,10 +81,14 @@ CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
+    nn::Module&) const;
+CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;
+CHORUS_EXTERN template class ddp::PolicyWithOptions<Cpu, AllReduce, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::Reducer<Cpu, AllReduce, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SameProgram<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::SeveralNets<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::StaticGraph<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::StepInBackward<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::Traced<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 

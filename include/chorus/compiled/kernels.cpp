@@ -22,6 +22,7 @@
 #include <chorus/kernels/resample.hpp>
 #include <chorus/kernels/softmax.hpp>
 #include <chorus/kernels/sort.hpp>
+#include <chorus/kernels/square_sum.hpp>
 
 namespace chorus::kernels {
 

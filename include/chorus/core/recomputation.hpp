@@ -2,6 +2,7 @@
 /// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
 /// The second time they use the first findings, and leave the values unchanged that they change in a pass.
 
+#include <chorus/core/config.hpp>
 #include <chorus/core/replaced.hpp>
 #include <map>
 #include <utility>
@@ -13,14 +14,7 @@ class FirstRun {
  public:
   /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
   /// the part itself changes the value on the way, it is the present value each time.
-  bool found(const void* of, int what, bool now) {
-    const auto known = findings_.find({of, what});
-    if (repeats_) return known != findings_.end() && !known->second.changes ? known->second.value : now;
-    const bool value = around_ != nullptr ? around_->found(of, what, now) : now;
-    const auto& kept = findings_.try_emplace({of, what}, Finding{value, false}).first->second;
-    if (kept.value != value) findings_[{of, what}].changes = true;
-    return value;
-  }
+  bool found(const void* of, int what, bool now);
   /// Whether the part, or an enclosing one, runs again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
@@ -53,3 +47,7 @@ struct FirstRunScope : Replaced<FirstRun*> {
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/core/recomputation_impl.hpp>
+#endif

@@ -5,6 +5,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/shares.hpp>
+#include <chorus/core/split.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,14 +16,6 @@
 #include <vector>
 
 namespace chorus {
-
-/// How a parameter is shared out: along `axis`, which is `blocks` equal ones in a row (those of query, key and value,
-/// say), each of them cut between units of `unit` entries (those of a head).
-struct Split {
-  int axis = 0;
-  Index blocks = 1, unit = 1;
-  friend bool operator==(const Split&, const Split&) = default;
-};
 
 /// Some neighbouring entries of an axis.
 struct AxisPart {
@@ -105,15 +98,6 @@ inline std::shared_ptr<TensorGroup>& tensor_group() {
 /// While it lives, layers of this thread belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
-};
-
-namespace detail {
-inline thread_local constinit bool reads_parts = false;
-}
-/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who
-/// does not would take them for the whole.
-struct ReadsParts : detail::Replaced<bool> {
-  ReadsParts() : Replaced(detail::reads_parts, true) {}
 };
 
 /// Of a parameter that is a part: of what, and who has the others.

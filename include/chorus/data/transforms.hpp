@@ -35,17 +35,7 @@ using Transform = std::function<void(const Image&, RandomStream&)>;
 struct Normalize {
   std::vector<float> mean, stddev;
 
-  void operator()(const Image& image, RandomStream&) const {
-    const auto channels = static_cast<std::size_t>(image.shape[0]);
-    check<ShapeError>(mean.size() == channels && stddev.size() == channels,
-                      "Normalize: expected a mean and a stddev for ", "each of ", channels, " channels, got ",
-                      mean.size(), " and ", stddev.size());
-    const std::size_t area = image.pixels.size() / channels;
-    for (std::size_t c = 0; c < channels; ++c) {
-      const float scale = 1 / stddev[c], shift = -mean[c] / stddev[c];
-      for (float& pixel : image.pixels.subspan(c * area, area)) pixel = pixel * scale + shift;
-    }
-  }
+  void operator()(const Image& image, RandomStream&) const;
 };
 
 /// Mirrors left and right.
@@ -88,3 +78,7 @@ struct RandomCrop {
 };
 
 }  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+#include <chorus/data/transforms_impl.hpp>
+#endif

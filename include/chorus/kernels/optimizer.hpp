@@ -49,10 +49,6 @@ struct AdagradScalars {
 template <Real T>
 void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScalars& s);
 
-/// The sum of squares, in an order that depends on `count` alone.
-template <Real T>
-double square_sum(Cpu, Index count, const T* x);
-
 }  // namespace chorus::kernels
 
 #if !CHORUS_COMPILED

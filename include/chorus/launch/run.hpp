@@ -140,14 +140,7 @@ class Run {
   std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
   /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
   /// named. Throws UsageError where fewer are named than this machine has processes.
-  std::optional<int> own_device() const {
-    const auto ids = device_ids();
-    if (ids.empty()) return std::nullopt;
-    check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ",
-                      options_.device_ids->text(), ": expected a device for process ", world_.local_rank,
-                      " of this machine, got ", ids.size());
-    return ids[static_cast<std::size_t>(world_.local_rank)];
-  }
+  std::optional<int> own_device() const;
   std::uint64_t seed() const { return options_.seed; }
 
   const comm::World& world() const { return world_; }

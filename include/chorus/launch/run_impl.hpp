@@ -216,4 +216,12 @@ CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
   if (communicator_) communicator_->abort(why);
 }
 
+CHORUS_INLINE std::optional<int> Run::own_device() const {
+  const auto ids = device_ids();
+  if (ids.empty()) return std::nullopt;
+  check<UsageError>(static_cast<std::size_t>(world_.local_rank) < ids.size(), "--device ", options_.device_ids->text(),
+                    ": expected a device for process ", world_.local_rank, " of this machine, got ", ids.size());
+  return ids[static_cast<std::size_t>(world_.local_rank)];
+}
+
 }  // namespace chorus

@@ -11,7 +11,7 @@
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/layer_watch.hpp>
 #include <chorus/core/recomputation.hpp>
-#include <chorus/core/tensor_group.hpp>
+#include <chorus/core/split.hpp>
 
 namespace chorus::nn {
 

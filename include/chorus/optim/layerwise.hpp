@@ -3,6 +3,7 @@
 /// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 #include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/square_sum.hpp>
 #include <chorus/optim/elementwise.hpp>
 #include <cmath>
 #include <utility>
@@ -15,8 +16,7 @@ namespace detail {
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
-  for (const auto& named : parameters)
-    nn::check_whole(optimizer, named, "it needs whole parameters");
+  for (const auto& named : parameters) nn::check_whole(optimizer, named, "it needs whole parameters");
   return parameters;
 }
 

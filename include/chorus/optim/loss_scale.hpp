@@ -2,7 +2,8 @@
 /// GradScaler's scale, and how it changes.
 
 #include <chorus/kernels/loss_scale.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/square_sum.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/optim/clip.hpp>
 #include <chorus/optim/optimizer.hpp>
@@ -29,8 +30,7 @@ struct GradScalerOptions {
 namespace detail {
 
 inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
-  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale,
-          options.max_scale};
+  return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
 /// Replaces a number by the largest of all ranks. It lies on the gradients' device.

@@ -11,6 +11,7 @@
 #include <chorus/optim/learning_rate.hpp>
 #include <chorus/optim/parameter_group.hpp>
 #include <chorus/optim/replayed_steps.hpp>
+#include <chorus/optim/state_tensor.hpp>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -23,20 +24,6 @@
 #include <vector>
 
 namespace chorus::optim {
-
-/// State that an optimizer keeps for a parameter. Checkpoints use its name: `momentum.conv1.weight`.
-struct StateTensor {
-  std::string name;
-  DType dtype;
-  std::vector<Index> shape;  ///< of the whole parameter
-  void* data;
-  bool on_host = false;
-  /// If this process has only a part of it, as with a parameter: elements [part_begin, part_begin + *part_count) of the
-  /// part that `part` names, or of the whole.
-  std::size_t part_begin = 0;
-  std::optional<std::size_t> part_count = {};
-  std::shared_ptr<const PartOfParameter> part = {};
-};
 
 namespace detail {
 /// The state at `data`, beside the numbers of a parameter that are in this process.

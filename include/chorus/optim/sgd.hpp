@@ -33,19 +33,7 @@ class Sgd final : public Optimizer<D> {
                       "Sgd: Nesterov needs momentum above 0 and no dampening");
   }
 
-  void step() override {
-    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      kernels::sgd_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
-                        static_cast<T*>(range.state[0]),
-                        this->scalars(kernels::SgdScalars{.lr = this->lr_of(range),
-                                                          .momentum = options_.momentum,
-                                                          .dampening = options_.dampening,
-                                                          .weight_decay = range.weight_decay(options_.weight_decay),
-                                                          .nesterov = options_.nesterov,
-                                                          .first_step = range.steps == 0},
-                                      range));
-    });
-  }
+  void step() override;
 
  protected:
   std::span<const std::string_view> slots() const override {
@@ -58,3 +46,7 @@ class Sgd final : public Optimizer<D> {
 };
 
 }  // namespace chorus::optim
+
+#if CHORUS_DEFINES_DEVICE_TEMPLATES
+#include <chorus/optim/sgd_impl.hpp>
+#endif

@@ -7,6 +7,7 @@
 #include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
+#include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/join.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <cstddef>
@@ -18,88 +19,39 @@
 
 namespace chorus {
 
-/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
-/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
-/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
-/// nothing.
-///
-/// Below stands the algorithm, in six steps. What options add to it is in ddp/, one file each: at the moments that it
-/// `tell`s them (ddp/extension.hpp).
-template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
-class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Communicator> {
-  using Base = ddp::PolicyWithOptions<Model, Hook, Communicator>;
-  using Extension = ddp::Extension<typename Base::D>;
+namespace ddp {
 
- public:
-  using typename Base::D;
-  using policy_type = DistributedDataParallel;
-  static constexpr const char* name = "ddp";
-  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
-  template <class Other>
-  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
+/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become all ranks' averages. Nothing here depends on
+/// the model's type.
+template <Device D, class Hook, class Communicator>
+class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
+  using Base = PolicyWithOptions<D, Hook, Communicator>;
+  using Extension = ddp::Extension<D>;
 
-  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
-  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
-  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
-                          std::uint64_t seed = initial_seed(), Hook hook = {})
-      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
-    // 1. All ranks begin with rank 0's numbers.
-    if (options.init_sync) this->take_first_state();
-    // 2. Each parameter says when its gradient is final.
-    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
-  }
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
-  template <detail::LaunchedRun Run>
-  DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
-      : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
-                                std::move(hook)) {
-    run.check_options();
-  }
+ protected:
+  using Base::Base;
   /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
-  ~DistributedDataParallel() {
+  [[gnu::noinline]] ~Reducer() {
     if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
-  /// The model's output for this rank's share of the batch.
-  template <class... Inputs>
-  auto operator()(const Inputs&... inputs) {
-    check<UsageError>(!this->in_backward,
-                      "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
-    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
-    pass.number = this->begin_forward(pass.samples).step;
-    const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->forward_aside(pass, model);
+  /// The net has been made.
+  [[gnu::cold]] void begin() {
+    this->install();
+    // 1. All ranks begin with rank 0's numbers.
+    if (this->options().init_sync) this->take_first_state();
+    // 2. Each parameter says when its gradient is final.
+    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
+  }
+  /// What the net has said of a forward pass that records gradients: all ranks are in one.
+  void forward_begins(ForwardPass& pass) {
     this->tell(&Extension::forward_begins, pass);
     this->begin_pass(pass, this->joining_);  // those that have ended have to know
     this->tell(&Extension::ready_for_forward);
-    auto output = this->forward_recorded(model);
-    this->tell(&Extension::forward_ended);
-    return output;
   }
-
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
-  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
-  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
-  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
-  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
-  template <class Body>
-  void join(const Body& body, const JoinOptions& join_options = {}) {
-    chorus::join(body, join_options, *this);
-  }
+  void forward_ended() { this->tell(&Extension::forward_ended); }
 
  private:
-  friend class detail::Access<DistributedDataParallel>;
-
-  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
-      : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
-                                std::move(hook)) {
-    device_ = std::move(device);
-  }
-
   // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
   void backward_is_weighed() override { this->tell(&Extension::weighed); }
   // 4. The first gradient begins a pass; full buckets leave while backward goes on.
@@ -151,8 +103,87 @@ class DistributedDataParallel : public ddp::PolicyWithOptions<Model, Hook, Commu
     }
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
   const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+}  // namespace ddp
+
+/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
+/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
+/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
+/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
+/// nothing.
+///
+/// The algorithm, in six steps, is ddp::Reducer above. What options add to it is in ddp/, one file each: at the moments
+/// that it `tell`s them (ddp/extension.hpp).
+template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
+class DistributedDataParallel
+    : public DistributedPolicy<Model, Communicator,
+                               ddp::Reducer<typename nn::detail::DeviceOfModel<Model>::type, Hook, Communicator>> {
+  using Base = DistributedPolicy<Model, Communicator,
+                                 ddp::Reducer<typename nn::detail::DeviceOfModel<Model>::type, Hook, Communicator>>;
+
+ public:
+  using typename Base::D;
+  using policy_type = DistributedDataParallel;
+  static constexpr const char* name = "ddp";
+  /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
+  template <class Other>
+  using rebind = DistributedDataParallel<Other, Hook, Communicator>;
+
+  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
+  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
+  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
+                          std::uint64_t seed = initial_seed(), Hook hook = {})
+      : Base(std::move(model), communicator, options, seed, std::move(hook)) {
+    this->begin();
+  }
+  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  template <detail::LaunchedRun Run>
+  DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
+      : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
+                                std::move(hook)) {
+    run.check_options();
+  }
+
+  /// The model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!this->in_backward,
+                      "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
+    ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
+    pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->forward_aside(pass, model);
+    this->forward_begins(pass);
+    auto output = this->forward_recorded(model);
+    this->forward_ended();
+    return output;
+  }
+
+  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
+  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
+  [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
+  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
+  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
+  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
+  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
+  template <class Body>
+  void join(const Body& body, const JoinOptions& join_options = {}) {
+    chorus::join(body, join_options, *this);
+  }
+
+ private:
+  friend class detail::Access<DistributedDataParallel>;
+
+  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
+      : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
+                                std::move(hook)) {
+    device_ = std::move(device);
+  }
+
+  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
 };
 
 }  // namespace chorus

@@ -5,6 +5,7 @@
 #include <chorus/core/while_alive.hpp>
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
+#include <chorus/parallel/ddp/step_in_backward.hpp>
 #include <functional>
 #include <memory>
 #include <utility>

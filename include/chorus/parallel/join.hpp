@@ -3,23 +3,13 @@
 
 #include <array>
 #include <chorus/core/config.hpp>
+#include <chorus/parallel/join_options.hpp>
 #include <cstddef>
 #include <functional>
 #include <span>
 #include <type_traits>
 
 namespace chorus {
-
-struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
-  bool throw_on_early_termination = false;
-  /// What `body` does after each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
-  std::function<void()> step = {};
-};
 
 /// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
 /// not averaged; one whose gradients were.

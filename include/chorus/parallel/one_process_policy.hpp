@@ -2,7 +2,7 @@
 /// What the policies of one process have in common: nothing has to be asked of other processes.
 
 #include <chorus/parallel/access.hpp>
-#include <chorus/parallel/join.hpp>
+#include <chorus/parallel/join_options.hpp>
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <cstdint>

@@ -2,7 +2,7 @@
 /// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
 
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -57,7 +57,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
+      : Base(std::move(model), "ParameterServer", communicator, options.dim, seed) {
     this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();

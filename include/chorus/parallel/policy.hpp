@@ -8,7 +8,7 @@
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/nn/module.hpp>
-#include <chorus/optim/clip.hpp>
+#include <chorus/optim/clip_grad_norm.hpp>
 #include <chorus/parallel/unlisted_parameters.hpp>
 #include <concepts>
 #include <cstdint>
@@ -19,30 +19,23 @@
 
 namespace chorus {
 
+class BatchGroup;
+
 struct GatheredOptions {
   bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
 };
 
-/// Base of all policies.
-template <class Model>
-class Policy {
+/// What a policy has of its model whatever the model's type is.
+template <Device D>
+class PolicyOn {
  public:
-  using model_type = Model;
-  using device_type = typename nn::detail::DeviceOfModel<Model>::type;
+  using device_type = D;
   /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
   static constexpr bool adds_up_in_pass = false;
-  static_assert(
-      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
-  static_assert(!std::is_void_v<device_type>, "a policy needs a model with parameters");
 
-  Policy(const Policy&) = delete;
-  Policy& operator=(const Policy&) = delete;
+  PolicyOn(const PolicyOn&) = delete;
+  PolicyOn& operator=(const PolicyOn&) = delete;
 
-  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
-  /// samples each has.
-  Model& module() { return model_; }
-  const Model& module() const { return model_; }
   /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
   /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
   /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
@@ -59,23 +52,15 @@ class Policy {
     ~Gathered() {}  // not trivial: a name for it is no unused variable
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
-  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
-  /// `f` writes stays, and all ranks write the same. All ranks call it.
-  template <class F>
-  requires std::invocable<const F&, Model&>
-  void gathered(const F& f) {
-    f(model_);
-  }
-
   /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
   /// them, and all ranks call it. Its return value and errors are those.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
 
-  void train(bool training = true) { model_.train(training); }
-  void eval() { model_.eval(); }
-  bool training() const { return model_.training(); }
+  void train(bool training = true) { any_model_.train(training); }
+  void eval() { any_model_.eval(); }
+  bool training() const { return any_model_.training(); }
 
   /// For models that return their loss: what backward starts from. The same under every policy.
   template <AnyVariable Loss>
@@ -104,13 +89,15 @@ class Policy {
   }
 
  protected:
-  Policy(Model model, std::uint64_t seed)
-      : model_(std::move(model)), flat_(model_), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+  /// The model has to outlive this.
+  PolicyOn(nn::Module& model, std::uint64_t seed)
+      : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
     random_.device_slot = trace_slot(model_device());
     if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
       note_gradients(*trace);
   }
+  ~PolicyOn() = default;
 
   /// What is to watch the model in the pass that begins: the first one that records gradients.
   std::shared_ptr<detail::UnlistedParameters> watch_once() {
@@ -147,7 +134,7 @@ class Policy {
     return random_;
   }
   void end_forward() {
-    if ((model_.training() || random_.drew) && counts_) ++passes_;
+    if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
   /// Where the parameters are; under DataParallel the first device.
   device_type model_device() const { return flat_.groups().front().values.device(); }
@@ -158,9 +145,9 @@ class Policy {
   }
 
   /// Whether the model or any layer of it is in training.
-  bool any_training() { return nn::detail::any_training(model_); }
+  bool any_training() { return nn::detail::any_training(any_model_); }
 
-  Model model_;
+  nn::Module& any_model_;
   nn::FlatParameters<device_type> flat_;
   RandomContext random_;
 
@@ -176,6 +163,46 @@ class Policy {
   bool counts_ = true;  // the pass under way
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
+};
+
+/// A model, before what is made for it.
+template <class Model>
+struct HeldModel {
+  explicit HeldModel(Model model) : model_(std::move(model)) {}
+  Model model_;
+};
+
+/// Base of all policies: the model, and `Base`, which knows it as any model.
+template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
+class Policy : protected HeldModel<Model>, public Base {
+  static_assert(
+      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
+  static_assert(!std::is_void_v<typename Base::device_type>, "a policy needs a model with parameters");
+
+ public:
+  using model_type = Model;
+
+  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
+  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
+  /// samples each has.
+  Model& module() { return this->model_; }
+  const Model& module() const { return this->model_; }
+
+  using Base::gathered;
+  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
+  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = Base::gathered();
+    f(this->model_);
+  }
+
+ protected:
+  /// `arguments`: of `Base`, behind the model.
+  template <class... Arguments>
+  explicit Policy(Model model, Arguments&&... arguments)
+      : HeldModel<Model>(std::move(model)), Base(this->model_, std::forward<Arguments>(arguments)...) {}
 };
 
 /// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.

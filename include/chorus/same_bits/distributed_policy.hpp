@@ -2,7 +2,6 @@
 /// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
 /// the sums of all runs are added up in the order of the tree.
 
-#include <chorus/parallel/ddp/all_reduce.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/same_bits/bucket_sums.hpp>
 #include <chorus/same_bits/checked_shares.hpp>
@@ -11,20 +10,19 @@
 #include <chorus/same_bits/sums_of_ranks.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace chorus {
 
-template <class Model, int Shares, class Communicator>
-class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public DistributedPolicy<Model, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
+template <class Model, int Shares, class Communicator, class OfRanks>
+class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
+  using Base = Policy<Model, OfRanks>;
 
  public:
   using typename Base::D;
@@ -41,18 +39,19 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   }
 
  protected:
-  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
-                    std::uint64_t seed)
-      : Base(title, std::move(model.model()), communicator, dim, seed),
+  template <class... Arguments>
+  explicit DistributedPolicy(SameBits<Model, Shares> model, Arguments&&... arguments)
+      : Base(std::move(model.model()), std::forward<Arguments>(arguments)...),
         canonical_(this->model_, this->flat_, this->buffers_, this->alive(),
-                   same_bits::checked_shares(model.shares(), communicator.size(), dim), communicator.rank(),
-                   communicator.size(),
+                   same_bits::checked_shares(model.shares(), this->devices(), this->random_.dim),
+                   this->communicator_.rank(), this->devices(),
                    {.sum = [this](std::span<double> values) { this->sum(values); },
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
                           return this->shares_.batch();
                         }}) {
+    this->whole_passes_ = true;
     this->shares_.add_as_they_are();
   }
 
@@ -60,29 +59,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
-  template <class Counts>
-  [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
-    Base::check_same(cat(options, "SameBits of ", canonical_shares(), " shares\n"), counts);
-  }
+  std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
   // The parameters' own hooks come later, with the gradient of the whole batch.
-  template <class F>
-  void on_gradients(const F& f) {
+  void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
-    for (const auto& entry : this->flat_.entries()) numbers.emplace(entry.named.handle.shared().get(), numbers.size());
-    canonical_.on_gradients([f, numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
+    for (const auto& entry : this->flat_.entries())
+      numbers.emplace(entry.named.handle.shared().get(), numbers.size());
+    canonical_.on_gradients([f = std::move(f), numbers = std::move(numbers)](Node& leaf) { f(numbers.at(&leaf)); });
   }
-  template <class F>
-  void when_backward_ends(const F& f) {
-    canonical_.when_backward_ends(f);
-  }
-  /// Every pass is the whole batch's: there is nothing to put off.
-  NoSync scope_without(bool&) const { return {}; }
+  void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
   /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
-  template <class Hook, class Core>
-  std::unique_ptr<ddp::BucketSums> bucket_sums(Core& core) {
-    check<UsageError>(std::is_same_v<Hook, AllReduce>,
+  std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
+    check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
                       "AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
@@ -129,8 +119,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator> : public Distribu
                       "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
     Base::begin_join(facts);
   }
-  void check_weighed() {}
-  bool weighed() const { return true; }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {
     if (this->communicator_.size() > 1) same_bits::check_means(nodes);
     this->weigh_run(/*refused=*/false);

@@ -4,7 +4,7 @@
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/same_bits/share_tree.hpp>

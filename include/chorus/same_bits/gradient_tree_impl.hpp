@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/same_bits/gradient_tree.hpp>

@@ -68,7 +68,7 @@ struct Block {
 
 namespace detail {
 template <Device D>
-[[noreturn]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] void out_of_memory(D device, std::size_t bytes, std::string_view more = {}) {
   std::string held;
   for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
     const auto memory = static_cast<trace::Memory>(kind);

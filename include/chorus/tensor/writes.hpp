@@ -65,34 +65,10 @@ class Writes {
 
   /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
   /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
-  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes) {
-    constexpr std::size_t lanes = 64, block = lanes * sizeof(std::uint32_t);
-    constexpr std::uint32_t odd = 0x9E3779B1u;
-    std::uint32_t sums[lanes] = {}, words[lanes] = {};
-    const auto* from = static_cast<const std::byte*>(numbers);
-    for (; bytes >= block; bytes -= block, from += block)
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        std::uint32_t word;  // a copy of a whole block would be a call
-        std::memcpy(&word, from + lane * sizeof word, sizeof word);
-        sums[lane] = (sums[lane] ^ word) * odd;
-      }
-    std::memcpy(words, from, bytes);
-    std::uint64_t out = 0;
-    for (std::size_t lane = 0; lane < lanes; ++lane)
-      out = (out ^ ((sums[lane] ^ words[lane]) * odd)) * 0x9E3779B97F4A7C15u;
-    return out;
-  }
+  static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t now = fingerprint(numbers, bytes);
-    if (now != fingerprint_) {
-      add();
-      found_.fetch_add(1, std::memory_order_relaxed);
-    }
-    fingerprint_ = now;
-  }
+  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -101,3 +77,7 @@ class Writes {
 };
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/tensor/writes_impl.hpp>
+#endif

@@ -2,10 +2,10 @@
 /// What classes of the library need of a DistributedDataParallel, and users don't call.
 
 #include <algorithm>
-#include <chorus/optim/optimizer.hpp>
+#include <chorus/optim/state_tensor.hpp>
 #include <chorus/parallel/access.hpp>
+#include <chorus/parallel/ddp/parameter_memory.hpp>
 #include <chorus/parallel/ddp/policy_with_options.hpp>
-#include <chorus/parallel/ddp/step_in_backward.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -25,7 +25,7 @@ namespace detail {
 template <class Model, class Hook, class Communicator>
 class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   using Net = DistributedDataParallel<Model, Hook, Communicator>;
-  using D = typename Policy<Model>::device_type;
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   using Traits = ddp::HookTraits<Hook, D, Communicator>;
   using Core = ddp::Core<D, Communicator>;
   using Parts = ddp::GradientParts<D, Communicator>;

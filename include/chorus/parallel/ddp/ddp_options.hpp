@@ -77,8 +77,8 @@ struct DistributedDataParallelOptions {
   }
 
   /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
-  template <Device D, class Model>
-  [[gnu::cold]] DistributedDataParallelOptions checked_for(Model& model) const {
+  template <Device D>
+  [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
       check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
     };

@@ -2,7 +2,7 @@
 /// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
 
 #include <chorus/core/device.hpp>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <cstddef>

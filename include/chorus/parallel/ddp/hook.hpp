@@ -78,6 +78,16 @@ struct GradBucket {
 
 namespace ddp {
 
+// What DistributedDataParallel adds for some hooks; their headers bring it.
+template <Device D, class Hook, class Communicator>
+class HookMemory;  // needs #include <chorus/parallel/ddp/hook_memory.hpp>
+template <Device D, class Hook, class Communicator>
+class ParameterAveraging;  // needs #include <chorus/parallel/ddp/parameter_averaging.hpp>
+template <Device D, class Communicator>
+class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
+template <Device D, class Communicator>
+class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.hpp>
+
 /// What a hook has of all that: the one place that looks.
 template <class Hook, Device D, class Communicator>
 struct HookTraits {

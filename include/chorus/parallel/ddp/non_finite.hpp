@@ -2,6 +2,7 @@
 /// Option `non_finite`: what is done about gradients that are not finite.
 
 #include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/square_sum.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <cmath>

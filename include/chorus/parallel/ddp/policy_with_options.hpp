@@ -7,18 +7,15 @@
 #include <chorus/parallel/ddp/clock.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
 #include <chorus/parallel/ddp/hook_calls.hpp>
-#include <chorus/parallel/ddp/hook_memory.hpp>
 #include <chorus/parallel/ddp/ignored_parameters.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
 #include <chorus/parallel/ddp/non_finite.hpp>
-#include <chorus/parallel/ddp/parameter_averaging.hpp>
-#include <chorus/parallel/ddp/parts.hpp>
 #include <chorus/parallel/ddp/passes_of_others.hpp>
 #include <chorus/parallel/ddp/several_nets.hpp>
 #include <chorus/parallel/ddp/static_graph.hpp>
 #include <chorus/parallel/ddp/traced.hpp>
 #include <chorus/parallel/ddp/unused_parameters.hpp>
-#include <chorus/parallel/distributed_policy.hpp>
+#include <chorus/parallel/policy_of_ranks.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -31,16 +28,14 @@
 
 namespace chorus::ddp {
 
-/// Base of DistributedDataParallel.
-template <class Model, class Hook, class Communicator>
-class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
-                          protected Core<typename DistributedPolicy<Model, Communicator>::D, Communicator> {
-  using Base = DistributedPolicy<Model, Communicator>;
-  using Core = ddp::Core<typename Base::D, Communicator>;
-  using Traits = HookTraits<Hook, typename Base::D, Communicator>;
+/// Base of Reducer.
+template <Device D, class Hook, class Communicator>
+class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<D, Communicator> {
+  using Base = PolicyOfRanks<D, Communicator>;
+  using Core = ddp::Core<D, Communicator>;
+  using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-  using D = typename Base::device_type;
 
   const DistributedDataParallelOptions& options() const { return Core::options; }
   Hook& hook() { return calls_.hook; }
@@ -70,27 +65,30 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
 
  protected:
-  PolicyWithOptions(Model model, Communicator& communicator, const DistributedDataParallelOptions& options,
+  [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator, const DistributedDataParallelOptions& options,
                     std::uint64_t seed, Hook hook)
-      : Base("DistributedDataParallel", std::move(model), communicator, options.dim, seed),
-        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(this->model_)),
-        calls_{std::move(hook)} {
-    this->sums = this->template bucket_sums<Hook>(core());
+      : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
+        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
+        calls_{std::move(hook)} {}
+  /// Makes all that options need, when the net has been made.
+  [[gnu::cold]] void install() {
+    const auto& options = Core::options;
+    this->sums = this->bucket_sums(core(), std::is_same_v<Hook, AllReduce>);
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
                       "DistributedDataParallel: no parameter of the model wants a gradient",
                       options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
-    if (communicator.size() > 1 && PromisedNumbers::current() == nullptr)
+    if (this->communicator_.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     auto shared = this->flat_.parameters();
     std::erase_if(shared, [&](const auto& named) { return options.ignores(named.name); });
     this->program_.listen(std::move(shared), this->buffers_,
-                          {.zero_grad = !Base::adds_up_in_pass, .contents = !Traits::ranks_may_differ});
+                          {.zero_grad = !this->whole_passes_, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Hooks may still have memory under way.
-  ~PolicyWithOptions() {
+  [[gnu::noinline]] ~PolicyWithOptions() {
     for (Bucket& bucket : this->buckets.all()) bucket.work = {};
   }
 
@@ -109,7 +107,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
   }
   /// Gradients will be added up over several passes.
   NoSync accumulate() {
-    if (!Base::adds_up_in_pass && this->template find<Accumulation<D, Communicator>>() == nullptr)
+    if (!this->whole_passes_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
@@ -168,7 +166,7 @@ class PolicyWithOptions : public DistributedPolicy<Model, Communicator>,
         .joining = [this] { return this->joining_; },
         .broadcast = [this](int root) { this->broadcast_buffers(root); },
         .buffers = [this] { return std::span<const nn::NamedBuffer<D>>(this->buffers_); },
-        .after_forward = Base::adds_up_in_pass});
+        .after_forward = this->whole_passes_});
     if (options.static_graph)
       add<StaticGraph>();
     else if (options.find_unused_parameters)

@@ -2,7 +2,7 @@
 /// Option `static_graph`: all passes use the same parameters, equally often.
 
 #include <chorus/parallel/ddp/extension.hpp>
-#include <chorus/parallel/ddp/hook_memory.hpp>
+#include <chorus/parallel/ddp/parameter_memory.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -2,7 +2,7 @@
 /// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
 
 #include <algorithm>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/dp/replica.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <cstddef>

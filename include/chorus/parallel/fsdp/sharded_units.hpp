@@ -2,7 +2,7 @@
 /// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
 
 #include <algorithm>
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
 #include <chorus/parallel/ddp/parts.hpp>

@@ -30,11 +30,10 @@ struct HybridReduceScatter {
     const auto part = ddp::part_of(bucket.gradients.size(), static_cast<std::size_t>(shards->rank()),
                                    static_cast<std::size_t>(shards->size()));
     // The weight has been multiplied by already, but where there is one shard alone.
-    return replicas->all_reduce_async(
-        bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
-        {.scale = shards->size() == 1 ? bucket.weight : 1,
-         .traffic = trace::Traffic::gradients,
-         .bucket = static_cast<int>(bucket.index)});
+    return replicas->all_reduce_async(bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
+                                      {.scale = shards->size() == 1 ? bucket.weight : 1,
+                                       .traffic = trace::Traffic::gradients,
+                                       .bucket = static_cast<int>(bucket.index)});
   }
 
  private:

@@ -2,6 +2,7 @@
 /// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
 
 #include <chorus/parallel/ddp/all_reduce.hpp>
+#include <chorus/parallel/ddp/parts.hpp>
 
 namespace chorus {
 

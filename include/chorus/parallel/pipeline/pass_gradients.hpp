@@ -1,7 +1,7 @@
 #pragma once
 /// The gradients of one pass through a pipeline, beside those that the parameters have from before.
 
-#include <chorus/kernels/pointwise.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/parallel/pipeline/tied.hpp>
 #include <cstddef>
