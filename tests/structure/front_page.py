@@ -11,7 +11,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("include", "examples", "tests")
-MOST_LINES, MOST_WORDS, LONGEST_CELL = 150, 1500, 120
+MOST_LINES, MOST_WORDS, LONGEST_CELL, LARGEST_PICTURE = 150, 1500, 120, 150_000
 MOST_LINES_OF_A_FOLDERS = 200
 # What a stranger asks, in this order.
 SECTIONS = ("Two commands", "One line changed", "A program", "Your own program", "DP against DDP", "Learn", "Features",
@@ -75,6 +75,9 @@ def problems():
     sections = tuple(re.findall(r"^## (.*)$", without_code(front), re.MULTILINE))
     if sections != SECTIONS:
         yield f"README.md: expected the sections {', '.join(SECTIONS)}; got {', '.join(sections)}"
+    for picture in re.findall(r"!\[[^]]*\]\(([^)\s]+)\)", front):
+        if (ROOT / picture).exists() and (ROOT / picture).stat().st_size > LARGEST_PICTURE:
+            yield f"README.md: {picture} has more than {LARGEST_PICTURE} bytes"
     files = ["/" + path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
     files += [f"/{path.name}" for path in ROOT.iterdir() if path.is_file()]
     for path in readmes():
