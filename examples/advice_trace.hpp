@@ -6,7 +6,7 @@
 
 #include <chorus/core/environment.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/train/advice.hpp>
+#include <chorus/trace/advice.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chorus/core/atomic_file.hpp>
-#include <chorus/train/advice.hpp>
+#include <chorus/trace/advice.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

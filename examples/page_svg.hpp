@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/train/advice.hpp>
+#include <chorus/trace/advice.hpp>
 #include <cmath>
 #include <cstddef>
 #include <map>
@@ -203,7 +203,7 @@ inline std::string memory_svg(const chorus::TracedRun& run) {
   double most = 1;
   for (std::size_t place = 0; place < drawn; ++place)
     for (const auto& counter : run.trace.processes[place].counters) {
-      if (counter.name != "memory, bytes" || counter.at > steps[place].end) continue;
+      if (counter.name != chorus::detail::memory_counter || counter.at > steps[place].end) continue;
       if (counter.at <= steps[place].begin) samples[place].clear();
       samples[place].push_back(&counter);
       most = std::max(most, chorus::detail::total_of(counter.values));

@@ -2,11 +2,11 @@
 /// What chorus-simulate does: simulates what was wished for, and prints tables of it.
 
 #include <algorithm>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/core/atomic_file.hpp>
-#include <chorus/parallel/simulated/pipelined.hpp>
-#include <chorus/parallel/simulated/recorded.hpp>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/pipelined.hpp>
+#include <chorus/simulate/recorded.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -7,6 +7,7 @@
 #include <chorus/launch/variables.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/trace.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

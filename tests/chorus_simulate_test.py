@@ -92,10 +92,12 @@ def traces():
     expect(abs(a - c) < 0.01 and abs(b - d) < 0.01, first, second)
     status, _, err = run("--recorded", file, "--policy", "fsdp")
     expect(status == 2 and "--recorded: of --policy fsdp a recording tells neither units nor activations" in err, err)
-    # One of a run that was killed while it wrote: without a head and an end.
+    # One of a run that was killed while it wrote: without an end.
     lines = file.read_text().splitlines(keepends=True)
+    head = {"ph": "M", "pid": 1, "name": "chorus", "args": {"policy": "ddp", "distributed": 1, "rank": 0, "ranks": 8,
+                                                            "device_kind": "cpu", "first_step": 0, "base": 0}}
     cut = FOLDER / "cut.json"
-    cut.write_text("[\n" + "".join(lines[1:-2]) + '{"ph":"X","pid":')
+    cut.write_text("[\n" + json.dumps(head) + ",\n" + "".join(lines[1:-2]) + '{"ph":"X","pid":')
     third = run("--recorded", cut, "--ranks", 8, "--links", "10gbit", "--brief")[1]
     expect(table(third)[8] == (c, d), second, third)
     many = FOLDER / "many.json"
@@ -202,8 +204,14 @@ def many_ranks():
 
 def refuses():
     broken = FOLDER / "broken.json"
-    for text, part in (("{", "no trace of chorus'"), ('{"traceEvents":[]}', "no step of rank 0"), ("[1]", "no trace of chorus'"),
-                       ('{"traceEvents":[{"ph":"X","cat":"step","pid":1,"ts":0,"dur":1}]}', "no forward span")):
+    about = '{"metadata":{"chorus":1,"policy":"ddp","devices":1,"device_kind":"cpu","first_step":0,"steps":1},"traceEvents":['
+    span = '{"ph":"X","cat":"%s","pid":1,"ts":0,"dur":1}'
+    pass_spans = ",".join(span % kind for kind in ("step", "forward", "backward"))
+    for text, part in (("{", "it is not valid JSON, or ends early"), ('{"traceEvents":[]}', '"metadata" does not say "chorus"'),
+                       ("[1]", "its first event is not named"), (about + "]}", "no step of rank 0"),
+                       (about + span % "step" + "]}", "no forward span"),
+                       (about + pass_spans + "]}", "no buckets in rank 0's last step"),
+                       (about + pass_spans + ',{"ph":"i","cat":"bucket","name":"b","pid":1,"ts":0,"args":{"bytes":-1}}]}', "bucket 'b' of -1 bytes")):
         broken.write_text(text)
         status, _, err = run("--recorded", broken)
         expect(status == 1 and part in err, text, err)

@@ -1,7 +1,8 @@
 #pragma once
 /// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
 /// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
+/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
 
 // First of all: what a compiler has to be and to be told.
 #include <chorus/core/requirements.hpp>
@@ -12,8 +13,6 @@
 #include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/grad.hpp>
 #include <chorus/chorus.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -92,17 +91,22 @@
 #include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/scores.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
-#include <chorus/parallel/simulated/pipelined.hpp>
-#include <chorus/parallel/simulated/recorded.hpp>
-#include <chorus/parallel/simulated/training.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/quantization.hpp>
 #include <chorus/same_bits.hpp>
-#include <chorus/train/advice.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/simulate.hpp>
+#include <chorus/simulate/pipelined.hpp>
+#include <chorus/simulate/recorded.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
+#include <chorus/trace.hpp>
+#include <chorus/trace/advice.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_recorder.hpp>
 
 #if CHORUS_USE_CUDA
 #include <chorus/data/cuda/device_loader.hpp>

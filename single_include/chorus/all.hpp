@@ -8,7 +8,8 @@
 #define CHORUS_SINGLE_CHORUS_ALL_HPP
 /// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
 /// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients. Engines of other libraries stay apart: <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
+/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
 
 // First of all: what a compiler has to be and to be told.
 
@@ -131,16 +132,10 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
-/// Of a parameter that is a part: of what, and who has the others.
-struct PartOfParameter {
-  Split split;
-  std::vector<Index> extents;  ///< of the whole one
-  std::shared_ptr<TensorGroup> group;
-
-  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
-  /// This rank's entries of the axis, in each block.
-  AxisPart mine() const { return group->part(layout().width, split.unit); }
-};
+inline SplitLayout PartOfParameter::layout() const {
+  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
+}
+inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -600,3520 +595,6 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
-
-// <chorus/comm/simulated/simulate.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
-/// `simulate`: runs a program as all ranks of a group in one process, in virtual time.
-
-// <chorus/comm/simulated/links.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
-/// `Links`: what messages cost in a simulated network, by the alpha-beta model (Hockney, 1994): alpha seconds and beta
-/// seconds a byte.
-
-// <chorus/comm/simulated/tasks.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
-/// `Tasks`: functions that run in turn, each with a clock of its own that stands still unless it is moved: virtual
-/// time.
-
-#include <ucontext.h>
-
-#include <deque>
-#include <queue>
-#include <ratio>
-#include <semaphore>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-
-namespace chorus::comm::simulated {
-
-/// Virtual time, in whole femtoseconds: sums of integers are the same on every machine and with every compiler option.
-/// It lasts for 2.5 hours.
-using Time = std::chrono::duration<std::int64_t, std::femto>;
-
-/// Throws UsageError for seconds below 0, and for more than 8000: there virtual time is near its end.
-inline Time time_of(std::string_view what, double seconds) {
-  check<UsageError>(seconds >= 0 && seconds <= 8000, what, ": ", seconds, " s of virtual time, expected 0 to 8000");
-  return Time(static_cast<std::int64_t>(seconds * 1e15));
-}
-/// `clock` after so much more. Throws UsageError near the end of virtual time.
-inline Time later(Time clock, Time more) {
-  constexpr Time end(std::int64_t{9'000'000'000'000'000'000});
-  check<UsageError>(more < end - clock, "simulation: more than 9000 s of virtual time");
-  return clock + more;
-}
-inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e-15; }
-
-/// Where a task runs. A fiber costs some pages of memory and a change between two of them 0.3 us; all are on the thread
-/// of `run`, so they have one `thread_local` state between them: they are for code without any. A thread costs more,
-/// has its own, and runs only when it is its turn.
-enum class RunsOn : std::uint8_t { fiber, thread };
-
-/// What the address sanitizer has to be told of a change between stacks; nothing elsewhere.
-struct StackChange {
-#if defined(__SANITIZE_ADDRESS__)
-  static void begin(void** own, const void* bottom, std::size_t size) {
-    __sanitizer_start_switch_fiber(own, bottom, size);
-  }
-  static void end(void* own, const void** bottom, std::size_t* size) {
-    __sanitizer_finish_switch_fiber(own, bottom, size);
-  }
-#else
-  static void begin(void**, const void*, std::size_t) {}
-  static void end(void*, const void**, std::size_t*) {}
-#endif
-};
-
-/// One task runs at a time, until it ends or blocks: no two ever race. In the order of their clocks, if that is wanted,
-/// else in the order in which they are woken.
-class Tasks {
- public:
-  explicit Tasks(bool in_time_order = false) : in_time_order_(in_time_order) {}
-  Tasks(const Tasks&) = delete;
-  Tasks& operator=(const Tasks&) = delete;
-  ~Tasks() {
-    if (stacks_ != nullptr) munmap(stacks_, stack_bytes * fibers_);
-  }
-
-  /// A task that begins when `run` is called. `body` must not throw.
-  int add(RunsOn where, std::function<void()> body) {
-    auto& task = tasks_.emplace_back();
-    task.body = std::move(body);
-    if (where == RunsOn::thread)
-      task.own = std::make_unique<Thread>();
-    else
-      task.stack = fibers_++;
-    const int number = static_cast<int>(tasks_.size()) - 1;
-    wake(number, {});
-    return number;
-  }
-
-  /// Returns when all tasks have ended. Where none can go on, `stuck()` has to wake one. Throws CommError where there
-  /// is no memory for stacks, or no thread.
-  void run(const std::function<void()>& stuck) {
-    reserve_stacks();
-    start_threads();
-    for (std::size_t left = tasks_.size(); left > 0;) {
-      if (nobody_is_ready()) stuck();
-      const auto next = take_next();
-      if (next.event) {
-        next.event();
-        continue;
-      }
-      current_ = next.task;
-      Task& task = tasks_[static_cast<std::size_t>(current_)];
-      task.is_ready = false;
-      task.own ? give_turn(*task.own) : enter_fiber(task);
-      left -= task.ended;
-    }
-    for (auto& task : tasks_)
-      if (task.own) task.own->thread.join();
-  }
-
-  // From a task that runs:
-
-  int current() const { return current_; }
-  Time& clock() { return clock_of(current_); }
-  Time& clock_of(int task) { return tasks_[static_cast<std::size_t>(task)].clock; }
-  /// Lets others run until somebody wakes this one.
-  void block() {
-    Task& task = tasks_[static_cast<std::size_t>(current_)];
-    if (task.own) {
-      turn_.release();
-      task.own->turn.acquire();
-    } else {
-      StackChange::begin(&task.shadow, bottom_, size_);
-      swapcontext(&task.context, &scheduler_);
-      StackChange::end(task.shadow, &bottom_, &size_);
-    }
-  }
-  /// `task` may go on. It is ready at the virtual time `at`, which is not before the caller's own.
-  void wake(int task, Time at) {
-    Task& woken = tasks_[static_cast<std::size_t>(task)];
-    if (std::exchange(woken.is_ready, true)) return;
-    if (in_time_order_)
-      ordered_.push({std::max(at, woken.clock), given_++, task, {}});
-    else
-      ready_.push_back(task);
-  }
-  /// In time order: returns when no other task can do anything before the caller's clock.
-  void await_turn() {
-    if (ordered_.empty() || ordered_.top().at >= clock()) return;
-    wake(current_, clock());
-    block();
-  }
-  /// In time order: calls `event` at that virtual time.
-  void at(Time when, std::function<void()> event) { ordered_.push({when, given_++, -1, std::move(event)}); }
-
- private:
-  static constexpr std::size_t stack_bytes = 128 << 10;  // reserved; what is not touched costs nothing
-
-  struct Thread {
-    std::binary_semaphore turn{0};
-    std::thread thread;
-  };
-  struct Task {
-    std::function<void()> body;
-    Time clock{};
-    bool is_ready = false, begun = false, ended = false;
-    std::size_t stack = 0;
-    void* shadow = nullptr;  // the sanitizer's
-    ucontext_t context;
-    std::unique_ptr<Thread> own;  // else it is a fiber
-  };
-  struct Ready {
-    Time at;
-    std::uint64_t number;  // of two at one time, the first that was given
-    int task;
-    std::function<void()> event;
-    friend bool operator<(const Ready& a, const Ready& b) {
-      return a.at != b.at ? a.at > b.at : a.number > b.number;  // the queue's top is the largest
-    }
-  };
-
-  bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
-  Ready take_next() {
-    if (in_time_order_) {
-      check<CommError>(!ordered_.empty(), "simulation: nobody can go on");
-      auto next = ordered_.top();
-      ordered_.pop();
-      return next;
-    }
-    check<CommError>(!ready_.empty(), "simulation: nobody can go on");
-    const int task = ready_.front();
-    ready_.pop_front();
-    return {{}, 0, task, {}};
-  }
-
-  [[gnu::cold]] void reserve_stacks() {
-    if (fibers_ == 0) return;
-    void* const memory = mmap(nullptr, stack_bytes * fibers_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers_, " stacks");
-    stacks_ = static_cast<std::byte*>(memory);
-  }
-  [[gnu::cold]] void start_threads() {
-    try {
-      for (auto& task : tasks_) {
-        if (!task.own) continue;
-        task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
-          task.own->turn.acquire();
-          if (!given_up_) task.body();
-          task.ended = true;
-          turn_.release();
-        });
-      }
-    } catch (...) {
-      given_up_ = true;
-      for (auto& task : tasks_) {
-        if (!task.own || !task.own->thread.joinable()) continue;
-        give_turn(*task.own);
-        task.own->thread.join();
-      }
-      throw;
-    }
-  }
-  void give_turn(Thread& thread) {
-    thread.turn.release();
-    turn_.acquire();
-  }
-  void enter_fiber(Task& task) {
-    if (!std::exchange(task.begun, true)) {
-      getcontext(&task.context);
-      task.context.uc_stack.ss_sp = stacks_ + stack_bytes * task.stack;
-      task.context.uc_stack.ss_size = stack_bytes;
-      task.context.uc_link = &scheduler_;
-      const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes int
-      makecontext(&task.context, reinterpret_cast<void (*)()>(&Tasks::in_fiber), 2, static_cast<unsigned>(self),
-                  static_cast<unsigned>(self >> 32));
-    }
-    void* shadow = nullptr;
-    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
-    swapcontext(&scheduler_, &task.context);
-    StackChange::end(shadow, nullptr, nullptr);
-  }
-  static void in_fiber(unsigned low, unsigned high) {
-    auto& tasks = *reinterpret_cast<Tasks*>(static_cast<std::uintptr_t>(high) << 32 | low);
-    Task& task = tasks.tasks_[static_cast<std::size_t>(tasks.current_)];
-    StackChange::end(nullptr, &tasks.bottom_, &tasks.size_);
-    task.body();
-    task.ended = true;
-    StackChange::begin(nullptr, tasks.bottom_, tasks.size_);
-  }
-
-  const bool in_time_order_;
-  std::deque<Task> tasks_;  // they stay where they are
-  std::deque<int> ready_;
-  std::priority_queue<Ready> ordered_;
-  std::uint64_t given_ = 0;
-  int current_ = -1;
-  std::size_t fibers_ = 0;
-  std::byte* stacks_ = nullptr;
-  ucontext_t scheduler_;
-  const void* bottom_ = nullptr;  // of its stack, for the sanitizer
-  std::size_t size_ = 0;
-  std::binary_semaphore turn_{0};  // of the thread of `run`
-  bool given_up_ = false;          // a thread could not be started
-};
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TASKS_HPP
-
-namespace chorus::comm::simulated {
-
-/// One kind of link.
-struct AlphaBeta {
-  double alpha = 0;      ///< seconds from when a message's first byte leaves to when it arrives
-  double bandwidth = 1;  ///< bytes a second, each way
-
-  Time latency() const { return time_of("alpha", alpha); }
-  /// How long a port is busy with that many bytes.
-  Time transfer(std::size_t bytes) const {
-    return Time(static_cast<std::int64_t>(static_cast<double>(bytes) * (1e15 / bandwidth)));
-  }
-};
-
-/// Every rank has a port for each kind of link. A port sends one piece after another, and receives one after another.
-struct Links {
-  std::string name = {};                ///< what `links_named` was given
-  int island = 1;                       ///< ranks of an island: rank r is on island r / island; 0: all are on one
-  AlphaBeta inside = {}, between = {};  ///< of an island; of islands
-  bool shared = false;                  ///< an island has one port to the others between its ranks, not one for each
-  double call = 0;                      ///< seconds that each collective call takes to begin
-};
-
-/// Constants of NCCL 2's model (its tuning.cc: ring, Simple protocol), in seconds: what a call costs, and each hop.
-namespace nccl {
-inline constexpr double call = 8.4e-6, nvlink = 3.4e-6, pcie = 5.7e-6, network = 14.0e-6;
-}
-
-namespace detail {
-
-/// `digits` at the front of `text`, which are taken off; 0 where there are none.
-inline double take_number(std::string_view& text) {
-  double number = 0;
-  const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc()) return 0;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  return number;
-}
-
-}  // namespace detail
-
-/// Links by name: `nvlink` and `pcie` for ranks of one machine; `25gbit`, `100mbit` for a network in which each rank
-/// has a port of that rate; `nvlink8+25gbit` for islands of 8 ranks, and `nvlink8+25gbit:shared` where those 8 have one
-/// port between them. Rates are nominal: NVLink of an A100, 300 GB/s each way; PCIe 3.0 x 16, 15.75 GB/s. What is
-/// measured is less; `efficiency` multiplies all. Alphas are NCCL's (see above). Throws UsageError for other names.
-[[gnu::cold]] inline Links links_named(std::string_view name, double efficiency = 1) {
-  constexpr std::string_view expected =
-      ": expected nvlink, pcie, 25gbit, 100mbit, nvlink8+25gbit, pcie4+10gbit:shared, or such with other numbers";
-  check<UsageError>(efficiency > 0 && efficiency <= 1, "links: efficiency ", efficiency, " is not in (0, 1]");
-  Links links{.name = std::string(name), .call = nccl::call};
-  const auto refuse = [&] { fail<UsageError>("links ", printable(name), expected); };
-  const auto machine = [&](std::string_view& text, AlphaBeta& link) {
-    const bool nvlink = text.starts_with("nvlink");
-    if (!nvlink && !text.starts_with("pcie")) return false;
-    text.remove_prefix(nvlink ? 6 : 4);
-    link = nvlink ? AlphaBeta{nccl::nvlink, 300e9 * efficiency} : AlphaBeta{nccl::pcie, 15.75e9 * efficiency};
-    return true;
-  };
-  std::string_view rest = name;
-  if (machine(rest, links.inside)) {
-    links.island = 0;
-    links.between = links.inside;
-    if (rest.empty()) return links;
-    const double ranks = detail::take_number(rest);
-    if (!(ranks >= 1 && ranks <= 1024) || ranks != static_cast<int>(ranks) || !rest.starts_with('+')) refuse();
-    links.island = static_cast<int>(ranks);
-    rest.remove_prefix(1);
-  }
-  const double rate = detail::take_number(rest);
-  const bool giga = rest.starts_with("gbit");
-  if (!(rate > 0 && rate <= 1e6) || (!giga && !rest.starts_with("mbit"))) refuse();
-  rest.remove_prefix(4);
-  links.shared = rest == ":shared" && links.island > 1;
-  if (!rest.empty() && !links.shared) refuse();
-  links.between = {nccl::network, rate * (giga ? 1e9 : 1e6) / 8 * efficiency};
-  if (links.island == 1) links.inside = links.between;
-  return links;
-}
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_LINKS_HPP
-
-// <chorus/comm/simulated/simulated_engine.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
-/// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
-/// rank's program goes on: what hides behind computing shows in the clocks.
-
-// <chorus/comm/algorithms/transport_communicator.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
-/// `TransportCommunicator`: chorus' own collectives over a Transport.
-
-// <chorus/comm/algorithms/barrier.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has called them.
-
-// <chorus/comm/algorithms/collective.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
-
-// <chorus/comm/algorithms/reduction.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
-/// The arithmetic of collectives: engines move bytes and call these functions on them.
-
-namespace chorus::comm {
-
-namespace detail {
-
-template <class C>
-using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
-
-struct Sum {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>) {
-      return a || b;
-    } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return static_cast<T>(a + b);
-    }
-  }
-};
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
-struct Min {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
-                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
-    else
-      return a < b ? a : b;
-  }
-};
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
-struct Max {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
-      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
-    } else {
-      return a > b ? a : b;
-    }
-  }
-};
-
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
-template <class Function>
-void for_each_index(std::size_t count, Function f) {
-  constexpr std::size_t block = 64;
-  std::size_t i = 0;
-  for (; i + block <= count; i += block) {
-#if defined(__clang__)
-#pragma clang loop vectorize(assume_safety)
-#else
-#pragma GCC ivdep
-#endif
-    for (std::size_t j = i; j < i + block; ++j) f(j);
-  }
-  for (; i < count; ++i) f(i);
-}
-
-template <class T, class Op>
-void combine(void* out, const void* in, const void* mine, std::size_t count) {
-  const auto o = static_cast<T*>(out);
-  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
-  if constexpr (Real<T>) {
-    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
-  } else {
-    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
-  }
-}
-
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
-template <class T>
-T rounded(T x, unsigned_of<T> zero) {
-  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
-}
-
-template <class T, class Op>
-void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
-                      std::size_t count) {
-  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
-  if constexpr (Real<T>) {
-    using C = compute_type<T>;
-    const auto o = static_cast<T*>(out);
-    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
-    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
-    unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
-    for_each_index(count, [=](std::size_t i) {
-      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
-      o[i] = Op::template apply<C>(x, y);
-    });
-  }
-}
-
-template <class T>
-void scaled(void* out, const void* mine, std::size_t count, double scale) {
-  if constexpr (Real<T>) {
-    if (scale != 1) {
-      const auto o = static_cast<T*>(out);
-      const auto a = static_cast<const T*>(mine);
-      const auto factor = static_cast<compute_type<T>>(scale);
-      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
-      return;
-    }
-  }
-  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
-}
-
-}  // namespace detail
-
-template <Scalar T>
-Reduction reduction(ReduceOp op, double scale) {
-  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
-                    dtype<T>);
-  const auto with = [&]<class Operator>(Operator) -> Reduction {
-    return {
-        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
-        &detail::scaled<T>};
-  };
-  if (op == ReduceOp::min) return with(detail::Min{});
-  if (op == ReduceOp::max) return with(detail::Max{});
-  return with(detail::Sum{});
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
-
-// <chorus/comm/transport/transport.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
-
-// <chorus/comm/transport/envelope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: the call to which a piece of data belongs.
-
-// <chorus/comm/transport/fixed_text.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
-
-namespace chorus::comm {
-
-/// Up to size - 1 characters, and zeros after them.
-template <std::size_t size>
-struct FixedText {
-  std::array<char, size> characters{};
-
-  FixedText() = default;
-  /// Longer texts are cut off.
-  explicit FixedText(std::string_view text) {
-    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
-  }
-  /// It ends before the last character, even if a peer has sent no zero.
-  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
-  friend bool operator==(const FixedText&, const FixedText&) = default;
-};
-
-/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
-template <class T, std::size_t bytes>
-inline constexpr bool is_message =
-    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-
-namespace chorus::comm {
-
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
-/// different collectives get an error that names both, not a hang or wrong numbers.
-struct Envelope {
-  Op op = Op::barrier;
-  DType dtype = DType::u8;
-  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
-  std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
-  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
-  friend bool operator==(const Envelope&, const Envelope&) = default;
-};
-static_assert(is_message<Envelope, 16>);
-
-/// `all_reduce #7 (sum of 1024 F32)`
-[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
-  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
-  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
-  out += name(call.op);
-  out += " #";
-  chorus::append(out, call.sequence);
-  if (call.op >= Op::barrier || !known) return;
-  out += " (";
-  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
-  chorus::append(out, call.count);
-  out.append(" ").append(name(call.dtype));
-  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
-  out += ')';
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-
-// <chorus/comm/transport/window.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
-
-namespace chorus::comm {
-
-/// Names data of a process for other processes. Between threads an address is enough.
-struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
-  std::uint64_t bytes = 0;   ///< of the whole region
-  std::uint64_t offset = 0;  ///< of the data in the region
-  std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
-  std::int32_t reserved = 0;
-};
-static_assert(is_message<Window, 40>);
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-
-namespace chorus::comm {
-
-/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
-struct LinkError : Error {
-  using Error::Error;
-};
-struct LinkTimeout : LinkError {
-  using LinkError::LinkError;
-};
-
-namespace detail {
-inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
-  if (bytes != 0) std::memcpy(out, in, bytes);
-}
-}  // namespace detail
-
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
-///
-/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
-/// time.
-class Transport {
- public:
-  struct Piece {
-    Envelope envelope;
-    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
-    std::size_t bytes = 0;
-  };
-
-  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
-      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
-  virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
-
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
-  virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
-  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
-    detail::copy_bytes(slot, data, bytes);
-  }
-  /// Sends the first `bytes` of the memory of `acquire`.
-  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
-  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
-    fill(peer, acquire(peer), data, bytes);
-    publish(peer, envelope, bytes);
-  }
-  /// Whether `send` has copied the data when it returns.
-  virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
-  virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
-  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
-  virtual void release(int peer) = 0;
-  /// Whether `receive` would return at once.
-  virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
-  virtual void flush() = 0;
-  /// Throws if the group is known to have failed. Cheap.
-  virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
-  virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
-  virtual void abort(const std::string& why) noexcept = 0;
-
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
-  /// before the first call.
-  virtual void set_names(const std::vector<int>&) {}
-
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
-  virtual std::span<const int> machines() const { return {}; }
-
-  // For ranks that work in each other's memory: see in_place.hpp.
-
-  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
-  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key if they can't reach it.
-  virtual Window window(std::byte*, std::size_t) { return {}; }
-  /// Whether all ranks have mapped the window's memory.
-  virtual bool is_mapped(const Window&) { return true; }
-  virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
-  virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
-  /// access.
-  virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
-  virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
-  virtual bool seems_far() { return false; }
-  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
-  bool reaches_peers = false;
-
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
-  bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
-  trace::Listener* step_listener = nullptr;
-
-  const int rank, size;
-  const std::size_t piece_bytes, queue_pieces;
-  const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
-  const std::atomic<bool>* may_spin = nullptr;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-
-namespace chorus::comm {
-
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
-struct Collective {
-  Transport& link;
-  const Envelope& call;
-  const Reduction& reduction;
-  trace::Traffic traffic = trace::Traffic::control;
-  std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
-  std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
-  std::size_t extent = 0;                         ///< their number of bytes
-  trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
-                ? link.rank
-                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
-
-  int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
-  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
-  int neighbour(int steps) const {
-    return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
-  }
-  int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank sends to another one.
-  void sent(int to, std::size_t bytes) const {
-    if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
-  }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
-  std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
-  std::size_t longest_piece(std::size_t count) const {
-    const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
-    return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
-  }
-};
-
-namespace detail {
-
-inline constexpr int nobody = -1;
-
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
-struct Step {
-  int from = nobody, to = nobody;
-  const std::byte* mine = nullptr;
-  std::byte* store = nullptr;
-};
-
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
-inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
-  const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
-                   " belong");
-  return piece;
-}
-
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
-[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
-                                                   std::size_t count, const std::byte* value, std::int64_t begin) {
-  chorus::detail::JsonObject args;
-  args.field("sequence", c.call.sequence);
-  if (m.from != nobody) args.field("from", c.name(m.from));
-  if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
-    return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
-  };
-  const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
-  if (offset < c.extent) args.field("offset", offset / c.reduction.element);
-  args.field("count", count).field("bytes", count * c.reduction.element);
-  if (value != nullptr && count != 0) {
-    float single = 0;
-    double number = 0;
-    if (c.call.dtype == DType::f32) {
-      std::memcpy(&single, value, sizeof single);
-      args.field("first", static_cast<double>(single));
-    } else if (c.call.dtype == DType::f64) {
-      std::memcpy(&number, value, sizeof number);
-      args.field("first", number);
-    }
-  }
-  const bool adds = m.from != nobody && m.mine != nullptr;
-  const auto name = m.from == nobody ? std::string("send")
-                                     : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
-                                           m.to == nobody ? "" : " and send");
-  listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
-}
-
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
-inline void relay(const Collective& c, Step m, std::size_t count) {
-  const auto element = c.reduction.element, per_piece = c.longest_piece(count);
-  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
-  const bool tells = listener != nullptr && listener->wants_steps();
-  do {
-    const auto begin = tells ? listener->now() : 0;
-    const auto n = std::min(count, per_piece), bytes = n * element;
-    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
-    const std::byte* value = m.mine ? m.mine : in;
-    std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
-      std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
-      if (in) {
-        c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
-      } else {
-        c.reduction.scaled(out, m.mine, n, c.reduction.scale);
-      }
-      value = out;
-    } else if (m.store) {
-      if (m.store != value) copy_bytes(m.store, value, bytes);
-      value = m.store;
-    }
-    if (slot) c.link.publish(m.to, c.call, bytes);
-    if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
-    if (m.to != nobody) c.sent(m.to, bytes);
-    if (tells) [[unlikely]]
-      tell_step(*listener, c, m, n, value, begin);
-    if (in) c.link.release(m.from);
-    if (m.mine) m.mine += bytes;
-    if (m.store) m.store += bytes;
-    count -= n;
-  } while (count != 0);
-}
-
-}  // namespace detail
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-
-namespace chorus::comm {
-
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
-inline void dissemination_barrier(const Collective& c) {
-  for (int distance = 1; distance < c.size(); distance *= 2) {
-    detail::relay(c, {.to = c.neighbour(distance)}, 0);
-    detail::relay(c, {.from = c.neighbour(-distance)}, 0);
-  }
-}
-
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
-  if (c.link.rank != 0) {
-    detail::relay(c, {.to = 0}, 0);
-    for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
-    return;
-  }
-  const auto deadline = Clock::now() + c.link.timeout * 9 / 10;  // before the others' own
-  std::vector<int> missing(static_cast<std::size_t>(c.size() - 1));
-  for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
-  while (!missing.empty() && Clock::now() < deadline) {
-    c.link.check_peers();
-    const auto before = missing.size();
-    std::erase_if(missing, [&](int peer) {
-      const bool came = c.link.has_piece(peer);
-      if (!came) return false;
-      detail::relay(c, {.from = peer}, 0);
-      detail::relay(c, {.to = peer}, 0);
-      return true;
-    });
-    if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  std::string names;
-  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
-  if (!missing.empty())
-    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
-                      c.link.timeout.count() * 9 / 10, " ms");
-  for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-
-// <chorus/comm/algorithms/selection.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// The algorithm for each call: the tables of a communicator over a Transport.
-
-// <chorus/comm/algorithms/bruck.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
-/// All-gather in ceil(log2 N) rounds, for messages so short that rounds cost more than bytes (Bruck, Ho, Kipnis, Upfal
-/// and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
-///
-/// After the round of distance d a rank holds the chunks of the 2 d ranks that end with itself:
-///
-///   distance 1   rank r sends its own chunk to rank r + 1, and has those of r and r - 1
-///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
-///   distance 4   it sends all four to rank r + 4, ...
-///
-/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
-
-namespace chorus::comm {
-
-/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
-inline constexpr std::size_t most_bruck_bytes = 16 << 10;
-
-namespace detail {
-
-/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
-struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
-
-/// chunks: first only this rank's; then all.
-inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
-  const int n = c.size();
-  const auto chunk = count * c.reduction.element;
-  for (int distance = 1; distance < n; distance *= 2) {
-    const auto moved = static_cast<std::size_t>(std::min(distance, n - distance)) * count;
-    std::byte* const place = chunks.data() + static_cast<std::size_t>(distance) * chunk;
-    relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
-    relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
-  }
-  c.link.flush();  // `chunks` is sent from its place
-}
-
-}  // namespace detail
-
-/// mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`. Bytes sent: (N - 1) / N
-/// of `all`, as in the ring.
-inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
-  const auto chunk = count * c.reduction.element;
-  detail::BruckChunks chunks;
-  detail::copy_bytes(chunks.data(), mine, chunk);
-  detail::bruck_rounds(c, chunks, count);
-  for (int steps = 0; steps < c.size(); ++steps)
-    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * chunk,
-                       chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
-}
-
-/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
-/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
-inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  auto plain = c.reduction;  // contributions are scaled once
-  plain.scale = 1;
-  const Collective gather{c.link, c.call, plain, c.traffic, c.members};
-  detail::BruckChunks chunks;
-  c.reduction.scaled(chunks.data(), data, count, c.reduction.scale);
-  detail::bruck_rounds(gather, chunks, count);
-  const auto of = [&](int place) {
-    const int steps = (c.place() - place + c.size()) % c.size();
-    return chunks.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
-  };
-  const std::byte* sum = of(0);
-  for (int place = 1; place < c.size(); ++place) {
-    c.reduction.combine(data, sum, of(place), count);
-    sum = data;
-  }
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
-
-// <chorus/comm/algorithms/direct.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
-/// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
-///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
-/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
-/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
-/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
-/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
-
-namespace chorus::comm {
-
-/// The number of pieces that a queue has to hold.
-inline constexpr std::size_t direct_queue_pieces = 7;
-
-namespace detail {
-
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
-inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  const auto& reduction = c.reduction;
-  const auto element = reduction.element, per_piece = c.longest_piece(count);
-  const int peer = 1 - c.link.rank;
-  const bool left = c.link.rank == 0;
-  std::size_t sent = 0, done = 0;
-  const auto send = [&] {
-    const auto n = std::min(count - sent, per_piece), bytes = n * element;
-    const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
-    if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
-    c.link.fill(peer, slot, mine, bytes);
-    c.link.publish(peer, c.call, bytes);
-    c.sent(peer, bytes);
-    sent += n;
-  };
-  send();
-  do {  // one piece ahead, so that the peer never waits for this rank's additions
-    if (sent < count) send();
-    const auto n = std::min(count - done, per_piece);
-    const auto mine = data + done * element;
-    const auto* theirs = receive(c, peer, n * element).data;
-    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
-    c.link.release(peer);
-    done += n;
-  } while (done < count);
-}
-
-/// One block of data, of which each rank owns at most a piece.
-class DirectBlock {
- public:
-  DirectBlock(const Collective& c, std::byte* data, std::size_t count)
-      : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
-
-  /// To every owner its chunk.
-  void contribute() const {
-    for (int owner = 0; owner < size(); ++owner) {
-      if (owner == rank()) continue;
-      std::byte* const slot = c_.link.acquire(owner);
-      c_.reduction.scaled(slot, at(owner), length(owner), c_.reduction.scale);
-      send(owner, length(owner));
-    }
-  }
-
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
-  void reduce() const {
-    const auto own = length(rank()), bytes = own * element_;
-    const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
-    if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
-    const int first = rank() == 0 ? 1 : 0;
-    std::byte* const sum = c_.link.acquire(first);
-    const std::byte* left = nullptr;
-    for (int from = 0; from < size(); ++from) {
-      const bool mine = from == rank();
-      const std::byte* right = mine ? at(rank()) : receive(c_, from, bytes).data;
-      if (left != nullptr) {
-        c_.reduction.combine(sum, left, right, own);
-      } else if (mine) {
-        copy_bytes(sum, right, bytes);
-      }
-      if (from == 1 && first == 0) c_.link.release(0);  // rank 0's piece was the left side so far
-      if (!mine && from != 0) c_.link.release(from);
-      left = left == nullptr && !mine ? right : sum;
-    }
-    copy_bytes(at(rank()), sum, bytes);
-    for (int to = first + 1; to < size(); ++to)
-      if (to != rank()) c_.link.fill(to, c_.link.acquire(to), sum, bytes);
-    for (int to = 0; to < size(); ++to)
-      if (to != rank()) send(to, own);
-  }
-
-  /// The other owners' sums.
-  void collect() const {
-    for (int owner = 0; owner < size(); ++owner) {
-      if (owner == rank()) continue;
-      const auto bytes = length(owner) * element_;
-      copy_bytes(at(owner), receive(c_, owner, bytes).data, bytes);
-      c_.link.release(owner);
-    }
-  }
-
- private:
-  int rank() const { return c_.link.rank; }
-  int size() const { return c_.link.size; }
-  std::size_t start(int owner) const {
-    return count_ * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
-  }
-  std::size_t length(int owner) const { return start(owner + 1) - start(owner); }
-  std::byte* at(int owner) const { return data_ + start(owner) * element_; }
-  void send(int to, std::size_t numbers) const {
-    c_.link.publish(to, c_.call, numbers * element_);
-    c_.sent(to, numbers * element_);
-  }
-
-  const Collective& c_;
-  std::byte* data_;
-  std::size_t count_, element_;
-};
-
-}  // namespace detail
-
-/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within n - 2 numbers.
-inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  if (c.link.size == 2) return detail::exchange_all_reduce(c, data, count);
-  const auto element = c.reduction.element;
-  const auto longest = static_cast<std::size_t>(c.link.size) * (c.link.piece_bytes / element);
-  const auto blocks = std::max<std::size_t>(1, (count + longest - 1) / longest);
-  const auto block = [&](std::size_t i) {
-    return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
-  };
-  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
-  check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
-                   " pieces");
-  for (std::size_t i = 0; i < blocks + 2; ++i) {
-    if (i < blocks) block(i).contribute();
-    if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();
-    if (i >= 2) block(i - 2).collect();
-  }
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
-
-// <chorus/comm/algorithms/hierarchical.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
-/// `hierarchical_all_reduce`: within machines first, then once between them.
-///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
-
-// <chorus/comm/algorithms/ring.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
-/// The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): rank r
-/// sends to rank r + 1 only, and receives from rank r - 1 only.
-///
-/// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
-///
-///   reduce-scatter, N - 1 steps   chunk c starts at rank c + 1 and goes once around; each rank adds its own numbers
-///                                 to it, so that it is complete when it comes to rank c
-///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
-///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
-///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
-struct RingSteps {
-  const Collective& c;
-  const int next = c.neighbour(1), previous = c.neighbour(-1);
-
-  void send(const std::byte* own, std::size_t count) const { relay(c, {.to = next, .mine = own}, count); }
-  void add_and_send(const std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .mine = own}, count);
-  }
-  void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
-    relay(c, {.from = previous, .mine = own, .store = sum}, count);
-  }
-  void add_store_and_send(std::byte* own, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .mine = own, .store = own}, count);
-  }
-  void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
-    relay(c, {.to = next, .mine = own, .store = own == copy ? nullptr : copy}, count);
-  }
-  void store_and_send(std::byte* place, std::size_t count) const {
-    relay(c, {.from = previous, .to = next, .store = place}, count);
-  }
-  void store(std::byte* place, std::size_t count) const { relay(c, {.from = previous, .store = place}, count); }
-};
-
-}  // namespace detail
-
-/// data: count numbers, in place. Bytes sent: 2 (N - 1) / N of the data, to within 2 numbers when N does not divide
-/// count.
-inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  const int n = c.size();
-  const detail::RingSteps ring{c};
-  do {  // segments that fit the queues and the caches
-    const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank `steps` further on.
-    const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
-    const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
-    const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
-
-    // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
-    ring.send(at(-1), length(-1));
-    for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
-    ring.add_store_and_send(at(0), length(0));
-    for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
-    ring.store(at(1), length(1));
-
-    data += segment * c.reduction.element;
-    count -= segment;
-  } while (count != 0);
-}
-
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
-/// `all`.
-inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
-  const auto element = c.reduction.element, stride = count * element;
-  const detail::RingSteps ring{c};
-  do {
-    const auto length = std::min(count, c.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
-
-    ring.send(at(-1), length);
-    for (int step = 2; step < c.size(); ++step) ring.add_and_send(at(-step), length);
-    ring.add_and_store(at(0), mine, length);
-
-    all += length * element;
-    mine += length * element;
-    count -= length;
-  } while (count != 0);
-}
-
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
-/// Bytes sent: (N - 1) / N of `all`.
-inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
-  const auto element = c.reduction.element, stride = count * element;
-  const detail::RingSteps ring{c};
-  do {
-    const auto length = std::min(count, c.longest_chunk());
-    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
-
-    ring.copy_and_send(mine, at(0), length);
-    for (int step = 1; step < c.size() - 1; ++step) ring.store_and_send(at(-step), length);
-    ring.store(at(1), length);
-
-    mine += length * element;
-    all += length * element;
-    count -= length;
-  } while (count != 0);
-}
-
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
-inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
-  const detail::RingSteps ring{c};
-  if (c.link.rank == root) return ring.send(data, count);
-  if (ring.next == root) return ring.store(data, count);
-  ring.store_and_send(data, count);
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
-
-namespace chorus::comm {
-
-/// data: count numbers, in place. Sums are the same bits on all ranks.
-inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  const auto machines = c.link.machines();
-  const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
-  std::vector<int> local, leaders;
-  {
-    std::unordered_set<int> seen;
-    for (int rank = 0; rank < c.link.size; ++rank) {
-      const int machine = machines[static_cast<std::size_t>(rank)];
-      if (machine == own_machine) local.push_back(rank);
-      const bool as_before = rank > 0 && machine == machines[static_cast<std::size_t>(rank - 1)];
-      if (!as_before && seen.insert(machine).second) leaders.push_back(rank);  // the first rank of its machine
-    }
-  }
-  const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
-  auto plain = c.reduction;  // contributions are scaled once
-  plain.scale = 1;
-  const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
-  const Collective back{c.link, c.call, plain, c.traffic, local};
-  const Collective across{c.link, c.call, plain, c.traffic, leaders};
-  const int before = inside.neighbour(-1), after = inside.neighbour(1);
-  const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
-  detail::relay(c, {.to = c.neighbour(1)}, 0);
-  detail::relay(c, {.from = c.neighbour(-1)}, 0);
-  do {
-    const auto segment = std::min(count, leaders.size() * c.longest_chunk());
-    if (local.size() == 1) {
-      c.reduction.scaled(data, data, segment, c.reduction.scale);
-    } else if (leads) {
-      detail::relay(inside, {.from = after, .mine = data, .store = data}, segment);
-    } else {
-      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .mine = data}, segment);
-    }
-    if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
-    c.link.flush();
-    if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
-    data += segment * element;
-    count -= segment;
-  } while (count != 0);
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
-
-// <chorus/comm/algorithms/in_place.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
-///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// A rank's first message to the others.
-struct Offer {
-  Window window = {};
-  double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
-  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
-};
-
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
-/// compute, the one that arrived first.
-inline int the_one_ahead(const Offer& zero, const Offer& one) {
-  constexpr std::int64_t at_once = 20'000;  // ns
-  if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
-  if (zero.idle != 0 || std::abs(zero.came - one.came) < at_once) return nobody;
-  return zero.came < one.came ? 0 : 1;
-}
-
-/// The data of all ranks in one call.
-class InPlace {
- public:
-  static constexpr int most_ranks = 8;
-
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
-  InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
-    if (!link_.reaches_peers) return;
-    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
-    auto& own = offers_[at(rank())];
-    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
-    own.far = or_sent && link_.seems_far() ? 1 : 0;
-    own.came = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
-    own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
-    tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
-    for_others([&](int peer) {
-      std::memcpy(&offers_[at(peer)], receive(c_, peer, sizeof(Offer)).data, sizeof(Offer));
-      link_.release(peer);
-    });
-    bool all_show = true, all_near = true, any_fresh = false;
-    for (int peer = 0; peer < size(); ++peer) {
-      const auto& offer = offers_[at(peer)];
-      all_show = all_show && offer.window.key != 0;
-      all_near = all_near && offer.far == 0;
-      any_fresh = any_fresh || offer.fresh != 0;
-    }
-    if (!all_show || (!all_near && !any_fresh)) return;
-    bool mapped = true;
-    data_[at(rank())] = data;
-    for_others([&](int peer) {
-      data_[at(peer)] = link_.open(peer, offers_[at(peer)].window);
-      mapped = mapped && data_[at(peer)] != nullptr;
-    });
-    if (any_fresh) mapped = all_agree(mapped);
-    check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
-    if (!mapped) link_.reaches_peers = false;
-    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
-    agreed_ = mapped && all_near;
-  }
-
-  /// Whether the call continues here. All ranks reach the same answer.
-  bool agreed() const { return agreed_; }
-  std::byte* of(int peer) const { return data_[at(peer)]; }
-  double scale_of(int peer) const { return offers_[at(peer)].scale; }
-
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
-  std::size_t chunk_begin(int owner, std::size_t count) const {
-    const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
-    if (ahead != nobody) return owner > ahead ? count : 0;
-    return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
-  }
-
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
-  template <class Sent>
-  bool done(const Sent& sent) const {
-    for_others([&](int peer) { c_.sent(peer, sent(peer)); });
-    tell();
-    for_others([&](int peer) {
-      receive(c_, peer, 0);
-      link_.release(peer);
-    });
-    return true;
-  }
-
-  int rank() const { return link_.rank; }
-  int size() const { return link_.size; }
-  template <class F>
-  void for_others(const F& f) const {
-    for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank()) f(peer);
-  }
-
- private:
-  static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
-
-  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
-    for_others([&](int peer) {
-      copy_bytes(link_.acquire(peer), message, bytes);
-      link_.publish(peer, c_.call, bytes);
-    });
-  }
-  [[gnu::cold]] bool all_agree(bool own) const {
-    const auto vote = static_cast<std::byte>(own ? 1 : 0);
-    tell(&vote, 1);
-    bool all = own;
-    for_others([&](int peer) {
-      all = *receive(c_, peer, 1).data == std::byte{1} && all;
-      link_.release(peer);
-    });
-    return all;
-  }
-
-  const Collective& c_;
-  Transport& link_;
-  std::array<Offer, most_ranks> offers_;
-  std::array<std::byte*, most_ranks> data_{};
-  bool agreed_ = false;
-};
-
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
-inline constexpr std::size_t block_bytes = 4096;
-
-inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += block_bytes) {
-    c.link.check();
-    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
-  }
-}
-
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
-inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
-                            std::size_t count, bool to_all) {
-  const auto& reduction = c.reduction;
-  const auto element = reduction.element;
-  alignas(64) std::array<std::byte, block_bytes> partial;
-  while (count != 0) {
-    c.link.check();
-    const auto n = std::min(count, block_bytes / element);
-    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
-    const std::byte* left = numbers(0);
-    double scale = all.scale_of(0);
-    for (int peer = 1; peer < all.size(); ++peer) {
-      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
-      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
-      left = to;
-      scale = 1;
-    }
-    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
-    out += n * element;
-    begin += n;
-    count -= n;
-  }
-}
-
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
-class WorkInPlace {
- public:
-  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
-  ~WorkInPlace() {
-    link_.works_in_place(false);
-    link_.note_work_in_place(bytes_, Clock::now() - start_);
-  }
-  WorkInPlace(const WorkInPlace&) = delete;
-  WorkInPlace& operator=(const WorkInPlace&) = delete;
-
- private:
-  Transport& link_;
-  std::size_t bytes_;
-  Clock::time_point start_ = Clock::now();
-};
-
-}  // namespace detail
-
-/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
-/// nothing has changed.
-inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
-  const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
-  const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
-  if (!all.agreed()) return false;
-  const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
-  const auto begin = all.chunk_begin(all.rank(), count), own = chunk(all.rank());
-  if (own != 0) {
-    const detail::WorkInPlace work(c.link, 2 * own * element);
-    detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
-  }
-  return all.done([&](int peer) { return (own + chunk(peer)) * element; });
-}
-
-/// all: size * count numbers, of which each rank has its own chunk.
-inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
-  const auto bytes = count * c.reduction.element;
-  const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
-  if (!all.agreed()) return false;
-  const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
-  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
-  {
-    const detail::WorkInPlace work(c.link, from_others);
-    all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
-  }
-  if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
-  return all.done([&](int) { return bytes; });
-}
-
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
-inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
-  const auto element = c.reduction.element, bytes = count * element;
-  const auto ranks = static_cast<std::size_t>(c.link.size);
-  const detail::InPlace all(c, const_cast<std::byte*>(whole), ranks * bytes, c.link.size == 2);
-  if (!all.agreed()) return false;
-  {
-    const detail::WorkInPlace work(c.link, bytes);
-    detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
-  }
-  return all.done([&](int) { return bytes; });
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
-template <class... Data>
-struct Row {
-  Algorithm algorithm;
-  bool (*gains)(const Collective&, std::size_t bytes);
-  bool (*run)(const Collective&, Data...);
-};
-
-/// The algorithm that always works.
-template <auto algorithm>
-inline constexpr auto always = [](const Collective& c, auto... data) {
-  algorithm(c, data...);
-  return true;
-};
-
-inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
-inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
-inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that the algorithm matters more than one more message.
-inline bool gains_in_place(const Collective& c, std::size_t bytes) {
-  return share_memory(c.link) && bytes > std::size_t{4} << 10;
-}
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
-inline bool gains_directly(const Collective& c, std::size_t bytes) {
-  if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
-  return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
-}
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
-inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
-  return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
-         bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
-}
-/// The ring has N - 1 rounds here; three ranks have two in both.
-inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
-  return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
-}
-
-// The first row that gains serves a call.
-
-inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
-    {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
-    {Algorithm::in_place, &gains_in_place, &in_place_all_reduce},
-    {Algorithm::bruck, &reduces_in_few_rounds, always<&bruck_all_reduce>},
-    {Algorithm::direct, &gains_directly, always<&direct_all_reduce>},
-    {Algorithm::ring, &gains_anywhere, always<&ring_all_reduce>},
-};
-inline constexpr Row<const std::byte*, std::byte*, std::size_t> all_gather_rows[] = {
-    {Algorithm::in_place, &gains_in_place, &in_place_all_gather},
-    {Algorithm::bruck, &gathers_in_few_rounds, always<&bruck_all_gather>},
-    {Algorithm::ring, &gains_anywhere, always<&ring_all_gather>},
-};
-inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_rows[] = {
-    {Algorithm::in_place, &gains_in_place, &in_place_reduce_scatter},
-    {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
-};
-
-/// The algorithms that a user can request, and where each is possible.
-struct Choice {
-  Algorithm algorithm;
-  bool (*possible)(const Transport&);
-  std::string_view needs;
-};
-
-inline constexpr Choice all_reduce_choices[] = {
-    {Algorithm::automatic, [](const Transport&) { return true; }, ""},
-    {Algorithm::ring, [](const Transport&) { return true; }, ""},
-    {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
-     "longer queues between ranks"},
-    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
-    {Algorithm::hierarchical,
-     [](const Transport& link) {
-       const auto on = link.machines();
-       return std::any_of(on.begin(), on.end(), [&](int machine) { return machine != on.front(); });
-     },
-     "several machines, and backend hierarchical"},
-};
-
-}  // namespace detail
-
-/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
-/// them throw.
-[[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
-  std::string possible, lacking;
-  for (const auto& choice : detail::all_reduce_choices) {
-    if (choice.possible(link))
-      possible += cat(possible.empty() ? "" : ", ", choice.algorithm);
-    else if (choice.algorithm == asked)
-      lacking = choice.needs;
-  }
-  check<UsageError>(lacking.empty(), "rank ", link.rank, ": all-reduce ", asked, " needs ", lacking, "; ", link.size,
-                    " ranks over ", carrier, " can do: ", possible);
-}
-
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
-template <std::size_t rows, class... Data, class Note>
-void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
-                 const Note& note, std::type_identity_t<Data>... data) {
-  for (const auto& row : table) {
-    const bool serves = asked == Algorithm::automatic ? row.gains(c, bytes)
-                                                      : row.algorithm == asked || row.algorithm == Algorithm::ring;
-    if (!serves) continue;
-    note(row.algorithm);
-    if (row.run(c, data...)) return;
-  }
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-
-// <chorus/comm/engine/queued_engine.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
-/// ones in a thread of its own.
-
-// <chorus/comm/engine/flight_recorder.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
-
-namespace chorus::detail {
-
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-
-namespace chorus::comm {
-
-/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
-struct NamedCall {
-  Envelope envelope = {};
-  int bucket = -1;
-  int unit = -1;
-  int peer = 0;                ///< of a message
-  bool receives = false;       ///< a message
-  const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
-
-  [[gnu::cold]] std::string text() const {
-    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
-    if (name != nullptr)
-      out += grouped ? cat(name, " #", envelope.sequence) : name;
-    else
-      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
-    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
-    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
-    return out;
-  }
-};
-
-/// Its owner holds a lock.
-class FlightRecorder {
- public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
-  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
-      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
-    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
-  }
-
-  /// Records a call that begins, and returns its number.
-  std::uint64_t begin(const NamedCall& call) {
-    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
-    return calls_++;
-  }
-  /// Updates the record of a call with better knowledge.
-  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
-  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
-  Clock::duration end(std::uint64_t number, bool failed = false) {
-    if (calls_ - number > entries_.size()) return {};
-    auto& entry = entries_[number % entries_.size()];
-    entry.state = failed ? Entry::failed : Entry::done;
-    entry.ended = Clock::now();
-    return entry.ended - entry.begun;
-  }
-  /// The number of the newest call, if there is one.
-  std::uint64_t newest() const { return calls_ - 1; }
-  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
-
-  /// A line for each call.
-  [[gnu::cold]] std::string lines() const {
-    const auto microseconds = [](Clock::duration time) {
-      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-    };
-    std::string out;
-    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
-      const auto& entry = entries_[i % entries_.size()];
-      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
-                 "call ", i, ": ", entry.call.text());
-      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
-        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
-      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
-      out += cat(", at ", microseconds(entry.begun - born_), " us");
-      if (entry.state == Entry::runs) {
-        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
-      } else {
-        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
-                   " us\n");
-      }
-    }
-    return out;
-  }
-
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
-  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
-  [[gnu::cold]] void dump() const {
-    const char* where = wanted();
-    if (where == nullptr) return;
-    const auto text = lines();
-    const bool to_stderr = std::string_view(where) == "stderr";
-    const auto path =
-        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
-    const chorus::detail::HeldSignal held(SIGXFSZ);
-    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
-    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
-    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
-  }
-
- private:
-  struct Entry {
-    NamedCall call = {};
-    enum { runs, done, failed } state = runs;
-    Clock::time_point begun{}, ended{};
-  };
-
-  const int rank_;
-  const std::string_view engine_;
-  std::string group_;  // `group_2_3`
-  const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
-  std::uint64_t calls_ = 0;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-
-// <chorus/comm/engine/in_order.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
-
-namespace chorus::comm {
-
-/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
-/// it are dropped, and their Works throw it, too.
-class InOrder final : public Progress {
- public:
-  explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
-  ~InOrder() override { stop(); }
-
-  /// Whether the calling thread only waits for the running call.
-  const std::atomic<bool>& caller_waits() const { return caller_waits_; }
-
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
-  void now(const Call& call) {
-    std::unique_lock lock(mutex_);
-    caller_waits_ = true;
-    work_until(lock, [this] { return !running_ && calls_.empty(); });
-    ++given_;
-    const auto failure = execute(lock, call);
-    caller_waits_ = false;
-    hand_over();
-    if (failure) failure.raise();
-  }
-
-  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
-  std::uint64_t later(const Call& call) {
-    const std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
-    if (!failure_) calls_.push_back(call);
-    hand_over();
-    return ++given_;
-  }
-
-  void wait(std::uint64_t ticket) override {
-    std::unique_lock lock(mutex_);
-    caller_waits_ = true;
-    work_until(lock, [&] { return finished_ >= ticket || failure_; });
-    caller_waits_ = false;
-    hand_over();
-    if (finished_ < ticket) failure_.raise();
-  }
-
-  bool done(std::uint64_t ticket) override {
-    const std::lock_guard lock(mutex_);
-    return finished_ >= ticket || bool(failure_);
-  }
-
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
-  template <class Ask>
-  auto when_idle(const Ask& ask) -> decltype(ask()) {
-    const std::lock_guard lock(mutex_);
-    if (running_ || !calls_.empty()) return {};
-    return ask();
-  }
-
-  /// Finishes all calls and ends the thread.
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-      to_do_.notify_one();
-    }
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  /// Runs the calls, or waits while another thread does.
-  template <class Enough>
-  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
-    while (!enough()) {
-      if (!running_ && !calls_.empty())
-        execute(lock, next());
-      else
-        done_.wait(lock);
-    }
-  }
-  /// The background thread runs the calls that a caller leaves.
-  void hand_over() {
-    if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
-  }
-
-  Call next() {
-    const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
-      calls_.clear();
-      first_ = 0;
-    }
-    return call;
-  }
-
-  Failure execute(std::unique_lock<std::mutex>& lock, const Call& call) {
-    running_ = true;
-    lock.unlock();
-    const auto failure = run_(call);
-    lock.lock();
-    running_ = false;
-    if (!failure) {
-      ++finished_;
-    } else if (!failure_) {
-      failure_ = failure;
-      calls_.clear();
-      first_ = 0;
-    }
-    done_.notify_all();
-    return failure;
-  }
-
-  void loop() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !calls_.empty()); });
-      if (calls_.empty()) return;
-      execute(lock, next());
-    }
-  }
-
-  const std::function<Failure(const Call&)> run_;
-  std::mutex mutex_;
-  std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
-  std::size_t first_ = 0;
-  std::uint64_t given_ = 0, finished_ = 0;
-  Failure failure_;
-  bool running_ = false, stopping_ = false;
-  std::atomic<bool> caller_waits_{false};
-  std::thread thread_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-
-// <chorus/comm/engine/traced_call.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
-
-namespace chorus::comm {
-
-struct TracedCall {
-  std::string name, args;  ///< args: fields of a JSON object
-
-  /// `members`, see World: of a group that is not the whole job.
-  [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
-                           const std::vector<int>& members = {}) {
-    const auto& envelope = call.envelope;
-    const auto op = comm::name(envelope.op);
-    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
-    name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
-           : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
-           : call.unit >= 0           ? cat(op, ", unit ", call.unit)
-                                      : std::string(op);
-    chorus::detail::JsonObject fields;
-    fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
-    fields.field("bytes", bytes).field("count", envelope.count);
-    if (call.bucket >= 0) fields.field("bucket", call.bucket);
-    if (call.unit >= 0) fields.field("unit", call.unit);
-    if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
-    if (envelope.op == Op::broadcast) fields.field("root", peer);
-    if (!members.empty()) fields.field("group", members);
-    args = fields.fields();
-  }
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-
-namespace chorus::comm {
-
-/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
-class QueuedEngine : public Engine {
- public:
-  void now(const Call& call) final {
-    const trace::Span waits(trace::Lane::wait, "wait", comm::name(call.op));
-    calls_->now(call);
-  }
-  Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
-  void abort(std::string_view why) noexcept final {
-    if (aborted_.set(why)) give_up(aborted_.why());
-  }
-  std::string_view name() const final { return name_; }
-  std::chrono::nanoseconds busy() const final {
-    const std::lock_guard lock(mutex_);
-    return busy_;
-  }
-  std::string record() const final {
-    const std::lock_guard lock(mutex_);
-    return recorder_.lines();
-  }
-
- protected:
-  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
-      : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
-
-  /// Executes one call, or throws the reason. One thread at a time.
-  virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
-  virtual void give_up(const std::string& why) noexcept = 0;
-  /// Called after a failed call, in its thread.
-  virtual void has_failed() noexcept {}
-
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
-  void stop() {
-    if (getpid() == process_)
-      calls_->stop();
-    else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
-  }
-
-  InOrder& calls() const { return *calls_; }
-  /// The algorithm of the running call.
-  void note(Algorithm algorithm) {
-    const std::lock_guard lock(mutex_);
-    recorder_.note(recorder_.newest(), algorithm);
-  }
-  bool aborted() const { return bool(aborted_); }
-  /// Whether calls can only fail.
-  bool broken() const { return aborted_ || !failure_.empty(); }
-
- private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
-  Failure carry_out(const Call& call) {
-    const Envelope envelope = begin(call);
-    auto* const listener = trace::listening();
-    const auto begun = listener != nullptr ? listener->now() : 0;
-    std::string why;
-    bool timed_out = false;
-    if (!broken()) try {
-        run(call, envelope);
-        const std::lock_guard lock(mutex_);
-        busy_ += recorder_.end(recorder_.newest());
-        if (listener != nullptr) [[unlikely]]
-          tell(*listener, call, begun, listener->now());
-        return {};
-      } catch (const std::exception& error) {
-        why = error.what();
-        timed_out = dynamic_cast<const TimeoutError*>(&error) || dynamic_cast<const LinkTimeout*>(&error);
-      }
-    const bool first = !broken();
-    const auto failure = note_failure(why, timed_out);
-    if (first) give_up(failure.what);
-    has_failed();
-    return failure;
-  }
-
-  /// Numbers and records a call.
-  Envelope begin(const Call& call) {
-    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
-    const auto peer = static_cast<std::size_t>(call.peer);
-    if (call.op == Op::message) {
-      envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
-    } else {
-      envelope.detail =
-          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
-      envelope.sequence = collectives_++;
-    }
-    const std::lock_guard lock(mutex_);
-    recorder_.begin({.envelope = envelope,
-                     .bucket = call.bucket,
-                     .unit = call.unit,
-                     .peer = call.peer,
-                     .receives = call.receives});
-    return envelope;
-  }
-
-  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
-    const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
-                            members);
-    listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
-  }
-
-  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
-  /// aborted, the reason for that.
-  [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
-    const std::lock_guard lock(mutex_);
-    busy_ += recorder_.end(recorder_.newest(), true);
-    const auto what =
-        cat("rank ", rank_in_job(), ": ", recorder_.call(recorder_.newest()).text(),
-            axis_.empty() ? "" : " on the axis ", axis_, ": ", aborted_ ? "aborted: " : "",
-            aborted_           ? std::string_view(aborted_.why())
-            : failure_.empty() ? why
-                               : std::string_view(cat("this communicator has failed before: ", failure_)));
-    if (failure_.empty()) {
-      failure_ = what;
-      recorder_.dump();
-    }
-    return {what, timed_out && !aborted_};
-  }
-
-  const int process_ = getpid();
-  const std::string_view name_;
-  const std::string axis_;
-  AbortReason aborted_;
-  std::string failure_;
-  std::uint32_t collectives_ = 0;
-  std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
-  mutable std::mutex mutex_;
-  FlightRecorder recorder_;
-  std::chrono::nanoseconds busy_{0};
-  std::shared_ptr<InOrder> calls_ =  // Works share it
-      std::make_shared<InOrder>([this](const Call& call) { return carry_out(call); });
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
-
-namespace chorus::comm {
-
-namespace detail {
-
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
-template <class Note>
-void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
-              Algorithm all_reduce, const Note& note) {
-  const auto in = static_cast<const std::byte*>(call.in);
-  const auto out = static_cast<std::byte*>(call.out);
-  const auto n = call.count, bytes = n * call.reduction.element;
-  const auto asked = call.op == Op::all_reduce ? all_reduce : Algorithm::automatic;
-  const Collective c{.link = link,
-                     .call = envelope,
-                     .reduction = call.reduction,
-                     .traffic = call.traffic,
-                     .chosen = asked != Algorithm::automatic,
-                     .names = names,
-                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
-                     .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
-                                   ? bytes * static_cast<std::size_t>(link.size)
-                                   : bytes,
-                     .lane = call.lane()};
-  switch (call.op) {
-    case Op::all_reduce:
-      return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
-    case Op::all_gather:
-      return run_fastest(all_gather_rows, asked, c, bytes, note, in, out, n);
-    case Op::reduce_scatter:
-      return run_fastest(reduce_scatter_rows, asked, c, bytes, note, in, out, n);
-    case Op::broadcast:
-      return ring_broadcast(c, out, n, call.peer);
-    case Op::barrier:
-      return dissemination_barrier(c);
-    case Op::monitored_barrier:
-      return monitored_barrier(c);
-    case Op::message:
-      return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
-                           : relay(c, {.to = call.peer, .mine = in}, n);
-  }
-}
-
-/// Runs each call with the chosen algorithm of this folder.
-class TransportEngine final : public QueuedEngine {
- public:
-  TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
-                  Algorithm all_reduce, std::string axis)
-      : QueuedEngine(link->rank, link->size, names, name, std::move(axis)),
-        link_(std::move(link)),
-        all_reduce_(all_reduce) {
-    check_all_reduce(all_reduce, *link_, name);
-    link_->set_names(names);
-    link_->may_spin = &calls().caller_waits();
-  }
-  ~TransportEngine() override { stop(); }
-
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
-  Algorithm all_reduce() const override { return all_reduce_; }
-  std::string trouble() override {
-    return calls().when_idle([this]() -> std::string {
-      try {
-        link_->check_peers();
-        return {};
-      } catch (const LinkError& error) {
-        return error.what();
-      }
-    });
-  }
-
- private:
-  void run(const Call& call, const Envelope& envelope) override {
-    link_->check();
-    run_call(*link_, members, call, envelope, all_reduce_, [this](Algorithm algorithm) { note(algorithm); });
-    link_->flush();
-  }
-  void give_up(const std::string& why) noexcept override { link_->abort(why); }
-  void has_failed() noexcept override { link_->await_hands_off(); }
-
-  const std::unique_ptr<Transport> link_;
-  const Algorithm all_reduce_;
-};
-
-}  // namespace detail
-
-/// A Communicator over shared memory, TCP or threads.
-class TransportCommunicator : public AnyCommunicator {
- public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
-  explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
-                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
-                                 std::string axis = {})
-      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce,
-                                                                  std::move(axis))) {}
-};
-
-static_assert(Communicator<TransportCommunicator>);
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
-
-// <chorus/comm/simulated/simulated_transport.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
-/// `SimulatedTransport`: links of ranks of one process in virtual time, over which the algorithms of algorithms/ run as
-/// they are.
-///
-/// A piece leaves when its sender has come to that and the sender's port is free; the port is busy with it for
-/// bytes * beta. Its first byte arrives alpha later; the receiver has it when its own port has been free for as long:
-///
-///   leaves   = max(sender's clock, sender's port free)       sender's port free   = leaves + bytes * beta
-///   begins   = max(leaves + alpha, receiver's port free)     receiver's port free = begins + bytes * beta
-///   receiver's clock = max(receiver's clock, begins + bytes * beta)
-///
-/// A port of one rank receives in the order in which the rank asks; so no time depends on which rank runs first, and
-/// nothing has to be sorted. Ports that ranks share serve them in the order of time: there ranks run in time order.
-
-namespace chorus::comm::simulated {
-
-/// Memory that costs nothing until it is touched.
-class ReservedMemory {
- public:
-  explicit ReservedMemory(std::size_t bytes) : bytes_(bytes) {
-    void* const memory =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check<CommError>(memory != MAP_FAILED, "simulation: ", bytes, " bytes cannot be reserved");
-    data_ = static_cast<std::byte*>(memory);
-  }
-  ReservedMemory(const ReservedMemory&) = delete;
-  ReservedMemory& operator=(const ReservedMemory&) = delete;
-  ~ReservedMemory() { munmap(data_, bytes_); }
-  std::byte* data() const { return data_; }
-  std::size_t size() const { return bytes_; }
-
- private:
-  std::size_t bytes_;
-  std::byte* data_ = nullptr;
-};
-
-/// What the transports of a group have in common.
-class Network {
- public:
-  static constexpr std::size_t piece_bytes = 512 << 10, queue_pieces = 8;  // those of TcpTransport
-
-  struct Piece {
-    Envelope envelope;
-    std::size_t bytes = 0;
-    std::byte* data = nullptr;
-    Time head{};     // when its first byte arrives
-    Time arrival{};  // through a shared port: when its last one has
-  };
-  /// Pieces on their way from one rank to another, and who waits for them.
-  struct Queue {
-    explicit Queue(std::size_t limit) : pieces(limit) {}
-    std::vector<Piece> pieces;  // in turn
-    std::size_t sent = 0, arrived = 0, received = 0;
-    int receiver = -1, sender = -1;  // tasks that wait
-    Piece& slot(std::size_t number) { return pieces[number % pieces.size()]; }
-  };
-  struct Port {
-    Time sends{}, receives{};  // from when on it is free
-  };
-  struct Kind {
-    Time alpha;
-    AlphaBeta speed;
-    std::vector<Port> ports;
-  };
-
-  /// `moves_data`: else the ranks' data is never looked at. `those_alike`: rank r + those_alike does what rank r does
-  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as
-  /// far before it, sends to rank p % those_alike.
-  Network(Tasks& to_run, const Links& ls, int ranks, bool data, int those_alike = 0)
-      : tasks(to_run),
-        links(ls),
-        size(ranks),
-        alike(those_alike == 0 ? ranks : those_alike),
-        island(ls.island == 0 ? ranks : ls.island),
-        call(time_of("call", ls.call)),
-        moves_data(data),
-        inside{ls.inside.latency(), ls.inside, std::vector<Port>(static_cast<std::size_t>(ranks))},
-        between{ls.between.latency(), ls.between,
-                std::vector<Port>(static_cast<std::size_t>(ls.shared ? (ranks - 1) / ls.island + 1 : ranks))},
-        scratch(data ? piece_bytes : std::size_t{1} << 38) {
-    if (island > 1 && island < ranks)
-      for (int rank = 0; rank < ranks; ++rank) islands.push_back(rank / island);
-  }
-
-  bool crosses(int a, int b) const { return a / island != b / island; }
-  Port& port(Kind& kind, int rank) {
-    rank %= alike;
-    return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
-  }
-  Queue& queue(int from, int to) {
-    from = (from - (to - to % alike) + size) % size;
-    to %= alike;
-    auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
-    // How far ranks run ahead of each other costs memory, not virtual time.
-    if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
-    return *queue;
-  }
-  std::byte* take_slot() {
-    if (!moves_data) return scratch.data();
-    if (slots_.empty()) return (all_slots_.emplace_back(std::make_unique<ReservedMemory>(piece_bytes)))->data();
-    std::byte* const slot = slots_.back();
-    slots_.pop_back();
-    return slot;
-  }
-  void give_slot(std::byte* slot) {
-    if (moves_data) slots_.push_back(slot);
-  }
-
-  /// Ends all waiting, for that reason.
-  void abort(const std::string& why) {
-    if (why_.empty()) why_ = why;
-    for (auto& [ends, queue] : queues_)
-      for (const int task : {queue->receiver, queue->sender})
-        if (task >= 0) tasks.wake(task, tasks.clock_of(task));
-  }
-  void check() const { chorus::check<LinkError>(why_.empty(), why_); }
-
-  Tasks& tasks;
-  const Links links;
-  const int size, alike, island;
-  const Time call;  ///< what each collective call costs
-  const bool moves_data;
-  Kind inside, between;
-  std::vector<int> islands;  // by rank, where there are several
-  std::size_t pieces_sent = 0;
-  std::function<void(std::size_t)> progress;
-  ReservedMemory scratch;
-
- private:
-  std::unordered_map<std::uint64_t, std::unique_ptr<Queue>> queues_;
-  std::vector<std::unique_ptr<ReservedMemory>> all_slots_;
-  std::vector<std::byte*> slots_;
-  std::string why_;
-};
-
-/// A step of an algorithm; times in ns, as its listener has them.
-struct StepSpan {
-  std::string name, args;
-  std::int64_t begun = 0, ended = 0;
-  trace::Lane lane = trace::Lane::communication;
-};
-
-/// Keeps the steps of one rank, by virtual time.
-class StepKeeper final : public trace::Listener {
- public:
-  /// `true_numbers`: else the first number of a step is none.
-  StepKeeper(Tasks& tasks, bool true_numbers) : tasks_(tasks), true_numbers_(true_numbers) {}
-  std::int64_t now() override { return std::chrono::floor<std::chrono::nanoseconds>(tasks_.clock()).count(); }
-  void span(const trace::Event& event) override {
-    auto args = event.args;
-    if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
-    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end, event.lane});
-  }
-  void instant(const trace::Event&) override {}
-  void sent(int, int, trace::Traffic, std::size_t) override {}
-  void allocated(int, trace::Memory, std::int64_t) override {}
-  bool wants_steps() const override { return true; }
-
-  std::vector<StepSpan> steps;
-
- private:
-  Tasks& tasks_;
-  const bool true_numbers_;
-};
-
-/// One rank's end. All calls come from one task of `network`'s.
-class SimulatedTransport final : public Transport {
- public:
-  SimulatedTransport(Network& network, int me)
-      : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
-        network_(network),
-        tasks_(network.tasks),
-        steps_(network.tasks, network.moves_data) {
-    counts_bytes = network.size <= trace::max_devices;
-  }
-
-  std::byte* acquire(int peer) override {
-    auto& queue = out(peer);
-    while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
-    network_.check();
-    return queue.slot(queue.sent).data = network_.take_slot();
-  }
-  void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
-    if (network_.moves_data) Transport::fill(peer, slot, data, bytes);
-  }
-  void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
-    auto& queue = out(peer);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
-    const bool shared = &kind == &network_.between && network_.links.shared;
-    if (shared) tasks_.await_turn();
-    auto& port = network_.port(kind, rank);
-    const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
-    port.sends = sent_until_ = leaves + length;
-    if (keeps_sent) sent[peer] += bytes;
-    constexpr std::size_t million = std::size_t{1} << 20;
-    if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
-    auto& piece = queue.slot(queue.sent++);
-    piece.envelope = envelope;
-    piece.bytes = bytes;
-    piece.head = leaves + kind.alpha;
-    if (!shared) return arrived(queue, piece.head);
-    tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
-      Time& free = network_.port(network_.between, peer).receives;
-      piece.arrival = free = std::max(free, piece.head) + length;
-      arrived(queue, piece.arrival);
-    });
-  }
-  /// It does; but the algorithms that serve shall be those of TcpTransport.
-  bool copies() const override { return false; }
-  Piece receive(int peer) override { return next(peer, nullptr); }
-  Piece receive_at(int peer, const Envelope&, std::byte* place, std::size_t) override {
-    return next(peer, network_.moves_data ? nullptr : place);
-  }
-  void release(int peer) override {
-    auto& queue = in(peer);
-    network_.give_slot(queue.slot(queue.received++).data);
-    // A sender that waits goes on when there is room for half a queue: for less it isn't worth a change of tasks.
-    if (queue.sender >= 0 && queue.sent - queue.received <= queue.pieces.size() / 2)
-      tasks_.wake(queue.sender, tasks_.clock());
-  }
-  bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
-  void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
-  void check() override { network_.check(); }
-  void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
-  std::span<const int> machines() const override { return network_.islands; }
-
-  /// How long a message of that many bytes takes from the last rank through all others.
-  Time chain(std::size_t bytes) const {
-    const int islands = (size - 1) / network_.island + 1, hops = size - 1;
-    const int crossings = islands > 1 ? std::min(islands, hops) : 0;
-    const auto hop = [&](const Network::Kind& kind) { return kind.alpha + kind.speed.transfer(bytes); };
-    return crossings * hop(network_.between) + (hops - crossings) * hop(network_.inside);
-  }
-  /// The rank that this one waits for; -1: none.
-  int waits_for() const { return waits_for_; }
-  /// From now on, each step of an algorithm; and those there were.
-  void keep_steps() { step_listener = &steps_; }
-  std::vector<StepSpan> take_steps() { return std::move(steps_.steps); }
-  /// Where it is wanted: bytes, by the rank they went to.
-  bool keeps_sent = false;
-  std::map<int, std::size_t> sent;
-
- private:
-  Network::Queue& out(int peer) {
-    if (peer != out_peer_) out_ = &network_.queue(rank, out_peer_ = peer);
-    return *out_;
-  }
-  Network::Queue& in(int peer) {
-    if (peer != in_peer_) in_ = &network_.queue(in_peer_ = peer, rank);
-    return *in_;
-  }
-  void wait_in(int& place, int peer) {
-    network_.check();
-    place = tasks_.current();
-    waits_for_ = peer;
-    tasks_.block();
-    place = waits_for_ = -1;
-  }
-  void arrived(Network::Queue& queue, Time when) {
-    ++queue.arrived;
-    if (queue.receiver >= 0) tasks_.wake(queue.receiver, when);
-  }
-  Piece next(int peer, std::byte* place) {
-    auto& queue = in(peer);
-    while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
-    network_.check();
-    const auto& piece = queue.slot(queue.received);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
-    Time arrival = piece.arrival;
-    if (&kind == &network_.inside || !network_.links.shared) {
-      Time& free = network_.port(kind, rank).receives;
-      arrival = free = std::max(free, piece.head) + kind.speed.transfer(piece.bytes);
-    }
-    tasks_.clock() = std::max(tasks_.clock(), arrival);
-    return {piece.envelope, place != nullptr ? place : piece.data, piece.bytes};
-  }
-
-  Network& network_;
-  Tasks& tasks_;
-  StepKeeper steps_;
-  Time sent_until_{};
-  int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
-  Network::Queue *out_ = nullptr, *in_ = nullptr;
-};
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_TRANSPORT_HPP
-
-namespace chorus::comm::simulated {
-
-/// A call that has been carried out, or a part of a program's time.
-struct Span {
-  NamedCall call = {};
-  trace::Lane lane = trace::Lane::communication;
-  trace::Traffic traffic = trace::Traffic::control;
-  std::size_t bytes = 0;
-  Time begun{}, ended{};
-  std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
-};
-
-class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
- public:
-  SimulatedEngine(Network& network, int me, Algorithm all_reduce)
-      : Engine(me, network.size), link(network, me), network_(network), tasks_(network.tasks), asked_(all_reduce) {
-    check_all_reduce(all_reduce, link, name());
-  }
-
-  // The program's side.
-
-  void now(const Call& call) override {
-    if (failure_)
-      fail<CommError>("rank ", rank, ": ", comm::name(call.op),
-                      ": this communicator has failed before: ", failure_.what);
-    give(call);
-    wait(given_);
-  }
-  Work later(const Call& call) override {
-    give(call);
-    return {shared_from_this(), given_};
-  }
-  void wait(std::uint64_t ticket) override {
-    const Time start = clock();
-    while (ended_.size() < ticket && !failure_) tasks_.block();
-    if (ended_.size() < ticket) failure_.raise();
-    clock() = std::max(start, ended_[ticket - 1]);
-    if (clock() > start) waited.emplace_back(start, clock());
-    if (keeps_spans && clock() > start) {
-      waits.push_back(calls[ticket - 1]);
-      waits.back().begun = start;
-      waits.back().ended = clock();
-    }
-  }
-  /// A look that finds nothing takes a microsecond of virtual time, so that a program that only looks gets on, too.
-  bool done(std::uint64_t ticket) override {
-    polls_ = true;
-    while (polls_ && ended_.size() < ticket && !failure_) tasks_.block();
-    polls_ = false;
-    const bool is = failure_ || (ended_.size() >= ticket && ended_[ticket - 1] <= clock());
-    if (!is) clock() += std::chrono::microseconds(1);
-    return is;
-  }
-  /// From a task of the simulation.
-  void abort(std::string_view why) noexcept override { link.abort(std::string(why)); }
-  std::string_view name() const override { return "simulated"; }
-  Algorithm all_reduce() const override { return asked_; }
-  std::chrono::nanoseconds busy() const override { return std::chrono::duration_cast<std::chrono::nanoseconds>(busy_); }
-  Clock::time_point time() const override {
-    return Clock::time_point(std::chrono::seconds(1) +  // a program may take 0 for "not yet"
-                             std::chrono::duration_cast<std::chrono::nanoseconds>(clock()));
-  }
-
-  // The simulation's side.
-
-  /// The tasks of the program and of its calls, which runs `serve`.
-  void set_tasks(int program, int calls_task) { program_ = program, server_ = calls_task; }
-  Time& clock() const { return tasks_.clock_of(program_); }
-  /// Carries out calls until the program has ended.
-  void serve() {
-    link.keeps_sent = keeps_spans;
-    while (true) {
-      while (first_ == waiting_.size()) {
-        if (has_ended_) return;
-        tasks_.block();
-      }
-      const auto [call, launched] = waiting_[first_++];
-      if (first_ == waiting_.size()) waiting_.clear(), first_ = 0;
-      Time& own = tasks_.clock();
-      own = std::max(own, launched);
-      const Time begun = own;
-      came.push_back(begun);
-      has_messages = has_messages || call.op == Op::message;
-      carry_out(call);
-      busy_ += own - begun;
-      if (keeps_spans)
-        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
-                         std::exchange(link.sent, {})});
-      if (!failure_) ended_.push_back(own);
-      tasks_.wake(program_, own);
-    }
-  }
-  void end() {
-    has_ended_ = true;
-    tasks_.wake(server_, clock());
-  }
-  /// Where nobody can go on: whether the program asks if a call is done, which then it isn't.
-  bool answer_poll() {
-    if (!std::exchange(polls_, false)) return false;
-    tasks_.wake(program_, clock());
-    return true;
-  }
-  /// What this rank does: for errors.
-  [[gnu::cold]] std::string state() const {
-    if (link.waits_for() >= 0) return cat(current_.text(), " waits for rank ", link.waits_for());
-    return has_ended_ ? "has ended" : "is in no call";
-  }
-
-  SimulatedTransport link;
-  bool keeps_spans = false;
-  std::vector<Time> came;                     ///< of each call: when this rank had come to it
-  std::vector<std::pair<Time, Time>> waited;  ///< when its program waited for one
-  bool has_messages = false;                  ///< there were calls of two ranks
-  std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
-
- private:
-  void give(const Call& call) {
-    ++given_;
-    if (failure_) return;
-    waiting_.emplace_back(call, clock());
-    tasks_.wake(server_, clock());
-  }
-  void carry_out(const Call& call) {
-    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
-    if (call.op == Op::message) {
-      envelope.sequence = messages_[call.receives ? ~call.peer : call.peer]++;
-    } else {
-      envelope.detail =
-          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
-      envelope.sequence = collectives_++;
-    }
-    current_ = {
-        .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
-    if (failure_) return;
-    std::string why;
-    try {
-      link.check();
-      if (size == 1) return alone_.now(call);
-      if (call.op != Op::message) tasks_.clock() += network_.call;
-      if (call.op == Op::broadcast && network_.alike < size) {
-        tasks_.clock() =
-            chorus::comm::simulated::later(tasks_.clock(), link.chain(call.count * call.reduction.element));
-        return;
-      }
-      // A barrier names nobody who is missing: a deadlock does.
-      auto served = call;
-      if (served.op == Op::monitored_barrier) served.op = Op::barrier;
-      comm::detail::run_call(link, {}, served, envelope, asked_, [this](Algorithm by) { current_.algorithm = by; });
-      link.flush();
-      return;
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), false};
-    link.abort(why);
-  }
-
-  Network& network_;
-  Tasks& tasks_;
-  const Algorithm asked_;
-  comm::detail::Alone alone_;
-  int program_ = -1, server_ = -1;
-  std::vector<std::pair<Call, Time>> waiting_;  // those from first_ on
-  std::size_t first_ = 0;
-  std::uint64_t given_ = 0;
-  std::vector<Time> ended_;  // by ticket
-  Failure failure_;
-  NamedCall current_;
-  std::uint32_t collectives_ = 0;
-  std::unordered_map<int, std::uint32_t> messages_;  // by peer: sent; ~peer: received
-  Time busy_{};
-  bool has_ended_ = false, polls_ = false;
-};
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATED_ENGINE_HPP
-
-namespace chorus::comm::simulated {
-
-/// How fast ranks compute. It is the only thing about a simulation that is random, by Philox: the same on all machines.
-struct Computing {
-  std::vector<std::pair<int, double>> stragglers = {};  ///< ranks that take that many times as long
-  double jitter = 0;  ///< the standard deviation of how long a rank's step takes, as a part of the mean
-  std::uint64_t seed = 0;
-
-  /// How long the rank takes in that step, where others take `usual`. Jitter is the sum of four uniform
-  /// numbers, near enough to a normal one, and needs no function whose last bit differs between libraries.
-  Time time(Time usual, int rank, std::uint32_t step) const {
-    auto scaled = static_cast<double>(usual.count());
-    for (const auto& [straggler, factor] : stragglers)
-      if (straggler == rank) scaled *= factor;
-    if (jitter == 0) return Time(static_cast<std::int64_t>(scaled));
-    std::int64_t sum = -2 * (std::int64_t{1} << 32);  // of four words, each 2^31 on average
-    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), step, 0, 0})) sum += word;
-    const double deviations = static_cast<double>(sum) * (0x1p-32 * 1.7320508075688772);
-    const auto extra = static_cast<std::int64_t>(scaled * (jitter * deviations));
-    return std::max(Time{}, Time(static_cast<std::int64_t>(scaled) + extra));
-  }
-};
-
-/// What simulate simulates: ranks, their links, their computing.
-struct SimulationOptions {
-  int ranks = 2;
-  Links links = links_named("25gbit");
-  Computing computing = {};
-  Algorithm all_reduce = Algorithm::automatic;  ///< see World
-  /// True numbers: each rank is a thread, of which one runs at a time, and has memory of its own; up to `max_ranks`.
-  /// Else ranks are fibers, up to `most_scheduled_ranks`: calls take their time, but nobody looks at what they move.
-  /// Then programs call `call` and `start`, and use no thread_local state.
-  bool true_numbers = true;
-  bool keep_spans = false;  ///< see SimulatedTimes
-  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike`
-  /// run, and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to
-  /// one rank after another, all have what the last one has.
-  int alike = 0;
-  /// Told after each million of messages how many there have been.
-  std::function<void(std::size_t)> progress = {};
-  /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
-  bool keep_steps = false;
-};
-inline constexpr int most_scheduled_ranks = 65'536;
-
-/// A part of a rank's program, for a picture: `forward`, `backward`, ...
-struct Mark {
-  std::string kind, name;
-  Time begun{}, ended{};
-  std::size_t bytes = 0;
-  int bucket = -1;
-};
-
-/// Numbers that a device of a process has handed to another one.
-struct Copied {
-  int to = 0;
-  trace::Traffic kind = trace::Traffic::control;
-  std::size_t bytes = 0;
-  Time begun{}, ended{};
-};
-/// Bytes in use from a time on, by kind.
-struct Held {
-  Time at{};
-  std::array<std::size_t, trace::memory_kinds> bytes{};
-};
-
-/// What a rank has done with its time. All but the first three where spans are kept.
-struct RankTimes {
-  Time end{};                      ///< when its program ended
-  Time waited{};                   ///< for how long it waited for calls
-  Time late{};                     ///< of that, until the last rank had come to the call
-  std::vector<Mark> marks;         ///< see SimulatedRank::mark
-  std::vector<Span> calls, waits;  ///< see SimulatedEngine
-  std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
-  std::vector<Copied> copies;      ///< of a device
-  std::vector<Held> memory;        ///< where somebody knows
-};
-/// When and how long the ranks of a simulation computed and waited, in virtual seconds.
-struct SimulatedTimes {
-  std::vector<RankTimes> ranks;
-  bool one_process = false;  ///< they are the devices of one
-  double seconds() const {
-    Time last{};
-    for (const auto& rank : ranks) last = std::max(last, rank.end);
-    return simulated::seconds(last);
-  }
-};
-
-/// What a program of one rank is given.
-class SimulatedRank {
- public:
-  SimulatedRank(std::shared_ptr<SimulatedEngine> engine, Network& network, const Computing& computing, RankTimes& times)
-      : engine_(engine), network_(network), computing_(computing), times_(times), communicator_(std::move(engine)) {}
-
-  int rank() const { return engine_->rank; }
-  int size() const { return engine_->size; }
-  /// For policies and everything else that takes one.
-  AnyCommunicator& communicator() { return communicator_; }
-  /// Virtual seconds since the beginning.
-  double time() const { return seconds(engine_->clock()); }
-  /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
-  void compute(double usual, const char* what = "compute") {
-    engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
-  }
-  /// The rank's next step begins, with a jitter of its own.
-  void next_step() { ++step_; }
-  /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
-  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
-    if (engine_->keeps_spans)
-      times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
-  }
-  /// Where spans are kept: from now on this rank holds so many bytes more of that kind; negative: less.
-  void hold(trace::Memory kind, std::int64_t bytes) {
-    if (!engine_->keeps_spans) return;
-    Held now = times_.memory.empty() ? Held{} : times_.memory.back();
-    now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
-    if (!times_.memory.empty() && now.at == engine_->clock()) times_.memory.pop_back();
-    now.at = engine_->clock();
-    times_.memory.push_back(now);
-  }
-  Time clock() const { return engine_->clock(); }
-
-  /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
-  /// `bucket`, `unit`: see Call.
-  Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
-             bool receives = false, int bucket = -1, int unit = -1) {
-    const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
-    if (network_.alike < size() && op == Op::all_reduce) {
-      const auto all = static_cast<std::size_t>(size()) * 4;
-      bytes = (bytes + all - 1) / all * all;
-    }
-    check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
-    check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
-                      "simulation: ", name(op), " of ", bytes, " bytes is too large");
-    const bool words = bytes % 4 == 0;
-    Reduction nothing{.dtype = words ? DType::f32 : DType::u8, .element = words ? std::size_t{4} : 1};
-    nothing.combine = [](void*, const void*, const void*, std::size_t) {};
-    nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
-    nothing.scaled = [](void*, const void*, std::size_t, double) {};
-    std::byte* const whole = network_.scratch.data();  // of which a gathering call has a part from each rank
-    std::byte* const own = gathers ? whole + static_cast<std::size_t>(rank()) * bytes : whole;
-    const bool scatters = op == Op::reduce_scatter;
-    Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
-    call.receives = receives;
-    call.bucket = bucket;
-    call.unit = unit;
-    return engine_->later(call);
-  }
-  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
-            bool receives = false) {
-    start(op, bytes, traffic, peer, receives).wait();
-  }
-
- private:
-  const std::shared_ptr<SimulatedEngine> engine_;
-  Network& network_;
-  const Computing& computing_;
-  RankTimes& times_;
-  std::uint32_t step_ = 0;
-  AnyCommunicator communicator_;
-};
-
-namespace detail {
-
-class Simulation {
- public:
-  explicit Simulation(const SimulationOptions& options)
-      : options_(options),
-        tasks_(options.links.shared),
-        network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
-        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
-    network_.progress = options.progress;
-  }
-
-  template <class Body>
-  SimulatedTimes run(const Body& body) {
-    for (int rank = 0; rank < network_.alike; ++rank) {
-      auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
-      engine->keeps_spans = options_.keep_spans;
-      if (options_.keep_steps) engine->link.keep_steps();
-      const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
-                                     [this, rank, &body] { run_program(rank, body); });
-      const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
-      engine->set_tasks(program, calls);
-      engines_.push_back(std::move(engine));
-    }
-    tasks_.run([this] { stuck(); });
-    if (error_) std::rethrow_exception(error_);
-    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
-      times_.ranks[rank].calls = std::move(engines_[rank]->calls);
-      times_.ranks[rank].waits = std::move(engines_[rank]->waits);
-      times_.ranks[rank].steps = engines_[rank]->link.take_steps();
-    }
-    count_late();
-    constexpr std::size_t with_spans = 64;  // of those alike: more are in no trace
-    for (std::size_t rank = engines_.size(); rank < times_.ranks.size(); ++rank) {
-      const auto& alike = times_.ranks[rank % engines_.size()];
-      auto& own = times_.ranks[rank];
-      if (rank < with_spans)
-        own = alike;
-      else
-        own.end = alike.end, own.waited = alike.waited, own.late = alike.late;
-      for (auto* const spans : {&own.calls, &own.waits})
-        for (auto& span : *spans) {
-          std::map<int, std::size_t> sent;
-          for (const auto& [to, bytes] : span.sent)
-            sent[(to + static_cast<int>(rank - rank % engines_.size())) % options_.ranks] = bytes;
-          span.sent = std::move(sent);
-        }
-    }
-    return std::move(times_);
-  }
-
- private:
-  template <class Body>
-  void run_program(int rank, const Body& body) {
-    auto& engine = engines_[static_cast<std::size_t>(rank)];
-    auto& times = times_.ranks[static_cast<std::size_t>(rank)];
-    try {
-      SimulatedRank self(engine, network_, options_.computing, times);
-      body(self);
-    } catch (...) {
-      if (!error_) error_ = std::current_exception();
-    }
-    times.end = engine->clock();
-    engine->end();
-  }
-  // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
-  // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
-  void count_late() {
-    std::vector<Time> last;
-    bool comparable = true;
-    for (const auto& engine : engines_) {
-      comparable = comparable && !engine->has_messages && engine->came.size() == engines_.front()->came.size();
-      last.resize(std::max(last.size(), engine->came.size()));
-      for (std::size_t call = 0; call < engine->came.size(); ++call)
-        last[call] = std::max(last[call], engine->came[call]);
-    }
-    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
-      const auto& own = engines_[rank]->came;  // one after another; which of them is under way while the program waits
-      std::size_t call = 0;
-      for (const auto& [begun, ended] : engines_[rank]->waited) {
-        times_.ranks[rank].waited += ended - begun;
-        while (call + 1 < own.size() && own[call + 1] <= begun) ++call;
-        for (std::size_t i = call; comparable && i < own.size() && own[i] < ended; ++i)
-          times_.ranks[rank].late += std::max(Time{}, std::min(ended, last[i]) - std::max(begun, own[i]));
-      }
-    }
-  }
-  // Nobody can go on. Every call fails with what each rank does.
-  [[gnu::cold]] void stuck() {
-    bool polled = false;
-    for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
-    if (polled) return;
-    constexpr std::size_t most = 16;
-    std::string all = "deadlock: ";
-    for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
-      all += cat(rank == 0 ? "" : "; ", "rank ", rank, " ", engines_[rank]->state());
-    if (engines_.size() > most) all += cat("; and ", engines_.size() - most, " more");
-    network_.abort(all);
-  }
-
-  const SimulationOptions options_;
-  Tasks tasks_;
-  Network network_;
-  SimulatedTimes times_;
-  std::vector<std::shared_ptr<SimulatedEngine>> engines_;
-  std::exception_ptr error_;  // the first
-};
-
-}  // namespace detail
-
-/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
-/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
-/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
-template <class Body>
-SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
-  const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
-  check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
-                    most, options.true_numbers ? " with true numbers" : "");
-  check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
-  const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
-  const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
-  check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
-                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
-                    "islands, of which there are several, without true numbers and single steps");
-  for (const auto* link : {&options.links.inside, &options.links.between})
-    check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
-                      link->bandwidth, " bytes a second");
-  check<UsageError>(options.computing.jitter >= 0 && options.computing.jitter <= 1, "simulate: jitter ",
-                    options.computing.jitter, " is not in [0, 1]");
-  for (const auto& [rank, factor] : options.computing.stragglers) {
-    check<UsageError>(rank >= 0 && rank < options.ranks, "simulate: straggler: rank ", rank, " is not in [0, ",
-                      options.ranks, ")");
-    check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
-  }
-  check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
-                    "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
-  return detail::Simulation(options).run(body);
-}
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_SIMULATE_HPP
-
-// <chorus/comm/simulated/trace_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
-/// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
-
-// <chorus/train/trace_lines.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
-/// is one line, its fields in one order, so that reading needs no JSON library.
-
-#include <fstream>
-
-namespace chorus::detail {
-
-/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
-/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
-inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
-  const auto at = text.find(cat('"', key, "\":"));
-  if (at == text.npos) return std::nullopt;
-  text.remove_prefix(at + key.size() + 3);
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      if (c == '"') quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
-      return text.substr(0, i);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return quoted || depth != 0 ? std::nullopt : std::optional(text);
-}
-/// The same where it is a string that `append_json_string` has written.
-inline std::string json_text(std::string_view text, std::string_view key) {
-  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
-  const auto value = json_value(text, key).value_or("");
-  std::string out;
-  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
-    if (value[i] != '\\') {
-      out += value[i];
-    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
-      out += plain[at];
-    } else {  // u00 and two digits
-      unsigned code = 0;
-      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
-      out += static_cast<char>(code);
-      i += 4;
-    }
-  }
-  return out;
-}
-inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
-  const auto value = json_value(text, key).value_or("");
-  std::from_chars(value.data(), value.data() + value.size(), otherwise);
-  return otherwise;
-}
-
-/// ns as us with three decimals, and back.
-inline std::string microseconds(std::int64_t ns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
-                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
-  return text;
-}
-inline std::int64_t nanoseconds(std::string_view us) {
-  std::int64_t sign = 1, whole = 0, rest = 0;
-  if (us.starts_with('-')) {
-    sign = -1;
-    us.remove_prefix(1);
-  }
-  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
-  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
-  return sign * (whole * 1000 + rest);
-}
-
-/// An event. Times in ns.
-struct TraceLine {
-  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
-  int pid = 0;
-  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
-  std::int64_t begin = 0, end = 0;
-  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
-  std::int64_t arrow = 0;
-
-  std::string text() const {
-    const auto quoted = [](std::string_view plain) {
-      std::string out;
-      append_json_string(out, plain);
-      return out;
-    };
-    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
-    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
-    out += cat(",\"ts\":", microseconds(begin));
-    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
-    if (phase == 'i') out += ",\"s\":\"t\"";
-    if (phase == 'f') out += ",\"bp\":\"e\"";
-    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
-    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
-    out += cat(",\"name\":", quoted(name));
-    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
-    return out + "},\n";
-  }
-  /// Of what `text` has written; nothing for another line.
-  static std::optional<TraceLine> read(std::string_view text) {
-    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
-    TraceLine line;
-    line.phase = text[7];
-    const auto args = text.find(",\"args\":{");
-    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
-    line.pid = static_cast<int>(json_integer(head, "pid"));
-    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
-    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
-    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
-    line.category = json_text(head, "cat");
-    line.name = json_text(head, "name");
-    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
-    return line;
-  }
-};
-
-/// The first line of a file.
-struct TraceHead {
-  std::string policy = {};
-  bool distributed = false;
-  int rank = 0, ranks = 1;
-  std::string device_kind = {};
-  std::int64_t first_step = 0;
-  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
-  std::string machine = {};  ///< whose clock that is
-
-  std::string text() const {
-    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
-               JsonObject()
-                   .field("policy", policy)
-                   .field("distributed", distributed ? 1 : 0)
-                   .field("rank", rank)
-                   .field("ranks", ranks)
-                   .field("device_kind", device_kind)
-                   .field("first_step", first_step)
-                   .field("base", base)
-                   .field("machine", machine)
-                   .str(),
-               "},\n");
-  }
-  static std::optional<TraceHead> read(std::string_view text) {
-    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
-    return TraceHead{.policy = json_text(text, "policy"),
-                     .distributed = json_integer(text, "distributed") != 0,
-                     .rank = static_cast<int>(json_integer(text, "rank")),
-                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
-                     .device_kind = json_text(text, "device_kind"),
-                     .first_step = json_integer(text, "first_step"),
-                     .base = json_integer(text, "base"),
-                     .machine = json_text(text, "machine")};
-  }
-};
-
-/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
-inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
-  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
-             ",\"notes\":", notes, "}}\n]\n");
-}
-
-/// The names of a process and its lanes.
-inline std::string trace_names(int device, std::string_view name) {
-  const int pid = device + 1;
-  const auto named = [&](std::string_view what, int tid, std::string_view args) {
-    return cat("{\"ph\":\"M\",\"pid\":", pid, tid == 0 ? std::string() : cat(",\"tid\":", tid), ",\"name\":\"", what,
-               "\",\"args\":{", args, "}},\n");
-  };
-  auto out = named("process_name", 0, JsonObject().field("name", name).fields()) +
-             named("process_sort_index", 0, cat("\"sort_index\":", device));
-  for (std::size_t lane = 0; lane < trace::lanes; ++lane) {
-    const int tid = 10 * pid + static_cast<int>(lane) + 1;
-    out += named("thread_name", tid, JsonObject().field("name", trace::name(static_cast<trace::Lane>(lane))).fields());
-    out += named("thread_sort_index", tid, cat("\"sort_index\":", lane));
-  }
-  return out;
-}
-
-/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
-inline std::string machine_of_this_clock() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-
-// <chorus/train/whole_trace.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
-/// arrows between them.
-
-#include <set>
-
-namespace chorus::detail {
-
-/// What one rank has recorded.
-struct TracePart {
-  TraceHead head;
-  std::string names, peaks, notes;  // lines; JSON objects
-  std::vector<TraceLine> lines;
-  bool complete = false;
-};
-
-/// Of a call of all ranks, what one rank's span of it tells.
-struct CallSpan {
-  std::size_t part;
-  const TraceLine* line;
-};
-/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
-inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
-  std::map<std::string, std::vector<CallSpan>> calls;
-  for (std::size_t p = 0; p < parts.size(); ++p)
-    for (const auto& line : parts[p].lines) {
-      if (line.phase != 'X' || line.category != "comm") continue;
-      const auto op = json_text(line.args, "op");
-      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
-        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
-            {p, &line});
-    }
-  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
-  return calls;
-}
-
-/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
-/// names of those lanes.
-inline std::string keep_nested(std::vector<TraceLine>& lines) {
-  constexpr int beside = static_cast<int>(trace::lanes) + 1;
-  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
-  std::map<int, std::string> names;
-  for (auto& line : lines) {
-    if (line.phase != 'X') continue;
-    const auto fits = [&](int lane) {
-      auto& ends = open[{line.pid, lane}];
-      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
-      return ends.empty() || line.end <= ends.back();
-    };
-    if (!fits(line.lane)) {
-      line.lane = beside;
-      names[line.pid] = cat("{\"ph\":\"M\",\"pid\":", line.pid, ",\"tid\":", 10 * line.pid + beside,
-                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"communication of another group\"}},\n");
-      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
-    }
-    open[{line.pid, line.lane}].push_back(line.end);
-  }
-  std::string out;
-  for (const auto& [pid, name] : names) out += name;
-  return out;
-}
-
-/// The lines of all parts, and arrows between them.
-class TraceArrows {
- public:
-  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
-
-  /// From the rank that has come last to a call of all to the others, which had to wait for it.
-  void from_the_late(const std::vector<TracePart>& parts) {
-    for (const auto& [name, spans] : calls_of_all(parts)) {
-      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
-        return a.line->begin < b.line->begin;
-      });
-      for (const auto& span : spans)
-        if (span.line->begin < last->line->begin)
-          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
-    }
-  }
-  /// Between devices of one process: from what made the numbers to what takes them.
-  void of_copies() {
-    const auto count = lines_.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto sent = lines_[i];
-      if (sent.phase != 'i' || sent.category != "sent") continue;
-      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
-      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
-      if (!source || !target) continue;
-      const auto from = lines_[*source], into = lines_[*target];
-      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
-    }
-  }
-  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
-  void of_steps() {
-    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
-    for (std::size_t i = 0; i < lines_.size(); ++i) {
-      const auto& line = lines_[i];
-      if (line.phase != 'X' || line.category != "ring") continue;
-      const auto& args = line.args;
-      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
-      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
-      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
-    }
-    for (auto& [link, steps] : sent) {
-      const auto& others = received[link];
-      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
-        const auto from = lines_[steps[i]], to = lines_[others[i]];
-        add("ring", "chunk", from, from.begin, to, to.end - 1);
-      }
-    }
-  }
-
- private:
-  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
-  // that is `made_before`, the last one that has ended. Where it computes or communicates.
-  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
-    std::optional<std::size_t> around, before;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto& line = lines_[i];
-      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
-      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
-      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
-      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
-    }
-    return around ? around : made_before ? before : std::nullopt;
-  }
-  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
-           std::int64_t arrives) {
-    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
-    ++arrows_;
-    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
-      lines_.push_back({.phase = phase,
-                        .pid = at.pid,
-                        .lane = at.lane,
-                        .begin = time,
-                        .end = time,
-                        .category = std::string(category),
-                        .name = std::string(name),
-                        .args = {},
-                        .arrow = arrows_});
-    };
-    end('s', from, leaves);
-    end('f', to, arrives);
-  }
-
-  std::vector<TraceLine>& lines_;
-  std::int64_t arrows_ = 0;
-};
-
-/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
-/// clocks may differ, in ns; -1: nobody knows.
-inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
-  const auto& head = parts.front().head;
-  std::vector<TraceLine> lines;
-  std::string names, peaks;
-  for (const auto& part : parts) {
-    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
-    names += part.names;
-  }
-  std::set<int> pids;
-  std::set<std::string> steps;
-  for (const auto& line : lines) {
-    pids.insert(line.pid);
-    if (line.category == "step") steps.insert(line.name);
-  }
-  for (const int pid : pids) {
-    const auto& part = head.distributed
-                           ? *std::find_if(parts.begin(), parts.end(),
-                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
-                           : parts.front();
-    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
-  }
-  TraceArrows arrows(lines);
-  arrows.from_the_late(parts);
-  if (!head.distributed) arrows.of_copies();
-  arrows.of_steps();
-  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
-  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
-  const auto order = [&](const TraceLine& a, const TraceLine& b) {
-    const bool both = a.phase == 'X' && b.phase == 'X';
-    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
-  };
-  std::stable_sort(lines.begin(), lines.end(), order);
-  names += keep_nested(lines);
-
-  const auto metadata = JsonObject()
-                            .field("chorus", 1)
-                            .field("policy", head.policy)
-                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
-                            .field("device_kind", head.device_kind)
-                            .field("first_step", head.first_step)
-                            .field("steps", steps.size())
-                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
-                            .json("peak", cat('[', peaks, ']'))
-                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
-  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
-  for (const auto& line : lines) text += line.text();
-  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
-  return text + "\n]}\n";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-
-namespace chorus::comm::simulated {
-
-namespace detail {
-
-/// The lines of one rank, as its recorder would have written them.
-class RankLines {
- public:
-  using Lane = trace::Lane;
-  using Sums = std::array<std::size_t, trace::traffic_kinds>;
-
-  RankLines(int rank, const RankTimes& times) : rank_(rank) {
-    for (const auto& mark : times.marks) put(mark);
-    for (const auto& span : times.calls) {
-      put_call(span.lane, "comm", span);
-      for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
-    }
-    for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
-    for (const auto& step : times.steps)
-      add({'X', rank_ + 1, number(step.lane), step.begun, step.ended, "ring", step.name, step.args});
-    for (const auto& copied : times.copies) put(copied);
-    for (const auto& held : times.memory)
-      add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
-  }
-
-  std::vector<chorus::detail::TraceLine> take() { return std::move(lines_); }
-
-  /// The most that it held, by kind, as a JSON object; without any where nobody knows.
-  static std::string peak(const RankTimes& times) {
-    const auto total = [](const Held& held) {
-      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
-    };
-    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
-                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
-    return cat('{', most == times.memory.end() ? std::string() : fields(most->bytes, false), '}');
-  }
-
- private:
-  static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
-  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
-  /// Marks are called as their lanes are, but for copies, which communicate, and bubbles, in which a rank waits.
-  static int number(std::string_view kind) {
-    if (kind == "copy") return number(Lane::communication);
-    if (kind == "bubble") return number(Lane::wait);
-    std::size_t lane = 0;
-    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
-    return static_cast<int>(lane) + 1;
-  }
-  static constexpr trace::Traffic kind_of(const Sums&) { return {}; }
-  static constexpr trace::Memory kind_of(const std::array<std::size_t, trace::memory_kinds>&) { return {}; }
-  template <class Numbers>
-  static std::string fields(const Numbers& numbers, bool without_zeros) {
-    using Kind = decltype(kind_of(numbers));
-    chorus::detail::JsonObject out;
-    for (std::size_t kind = 0; kind < numbers.size(); ++kind)
-      if (!without_zeros || numbers[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), numbers[kind]);
-    return out.fields();
-  }
-
-  void add(chorus::detail::TraceLine line) { lines_.push_back(std::move(line)); }
-  void put(const Mark& mark) {
-    if (mark.kind == "bucket")
-      return add({'i', rank_ + 1, number(Lane::backward), ns(mark.begun), ns(mark.begun), mark.kind, mark.name,
-                  cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes)});
-    add({'X', rank_ + 1, number(mark.kind), ns(mark.begun), ns(mark.ended), mark.kind, mark.name,
-         mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
-  }
-  void put_call(Lane lane, const char* category, const Span& span) {
-    TracedCall call(span.call, span.traffic, span.bytes);
-    add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
-         std::move(call.args)});
-  }
-  void put(const Copied& copied) {
-    add({'i', rank_ + 1, number(Lane::communication), ns(copied.begun), ns(copied.begun), "sent",
-         cat(trace::name(copied.kind), " to ", copied.to),
-         chorus::detail::JsonObject()
-             .field("to", copied.to)
-             .field("kind", trace::name(copied.kind))
-             .field("bytes", copied.bytes)
-             .fields()});
-    count(copied.to, copied.kind, copied.bytes, copied.ended);
-  }
-  void count(int to, trace::Traffic kind, std::size_t bytes, Time at) {
-    auto& sums = sums_[to];
-    sums[static_cast<std::size_t>(kind)] += bytes;
-    add({'C', rank_ + 1, 0, ns(at), ns(at), {}, cat("sent to ", to, ", bytes"), fields(sums, true)});
-  }
-
-  const int rank_;
-  std::vector<chorus::detail::TraceLine> lines_;
-  std::map<int, Sums> sums_;  // by the rank they went to
-};
-
-}  // namespace detail
-
-/// The first `drawn` ranks of `times`, whose spans were kept. `notes`: members of a JSON object, what else there is to
-/// tell.
-[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy,
-                                            std::string_view notes) {
-  using detail::RankLines;
-  const int ranks = std::min(drawn, static_cast<int>(times.ranks.size()));
-  chorus::detail::JsonObject peaks;
-  for (int rank = 0; rank < ranks; ++rank)
-    peaks.json(cat(rank), RankLines::peak(times.ranks[static_cast<std::size_t>(rank)]));
-  std::vector<chorus::detail::TracePart> parts(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto& of = times.ranks[static_cast<std::size_t>(rank)];
-    auto& part = parts[static_cast<std::size_t>(rank)];
-    part.head.policy = policy;
-    part.head.distributed = !times.one_process;
-    part.head.rank = rank;
-    part.head.ranks = static_cast<int>(times.ranks.size());
-    part.head.device_kind = "simulated";
-    part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
-    part.peaks = peaks.str();
-    part.notes = cat('{', notes, '}');
-    part.lines = RankLines(rank, of).take();
-  }
-  return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
-}
-
-}  // namespace chorus::comm::simulated
-#endif  // CHORUS_SINGLE_CHORUS_COMM_SIMULATED_TRACE_FILE_HPP
 
 // <chorus/comm/split.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_HPP
@@ -5899,6 +2380,8 @@ class WeightedRandomSampler : public Sampler {
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 /// Checkpoints: a model's file with everything that an undisturbed continuation of training needs.
 
+#include <set>
+
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
@@ -7139,6 +3622,203 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 }  // namespace chorus::io
 
 #if !CHORUS_COMPILED
+// <chorus/core/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+/// How a file is written beside its place, and put in place.
+
+#include <dirent.h>
+
+namespace chorus::io {
+
+/// A path in a message: on one line, and complete.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
+
+CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+  // The object is complete now, so that the destructor cleans up if anything throws here.
+  open_folder();
+  const mode_t mode = check_old_file();
+  remove_leftovers();
+  create(mode);
+}
+
+CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) fail_at("writing");
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+  return folder_path_ + temporary_;
+}
+
+CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
+  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+}
+
+CHORUS_INLINE void AtomicFile::commit() {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
+  if (sync(file_) != 0) fail_at("syncing the file to the disk");
+  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+    fail_at("renaming the temporary file");
+  }
+  temporary_.clear();
+  // Some file systems can't sync a folder and say EINVAL.
+  if (sync(folder_) != 0 && errno != EINVAL) {
+    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+  }
+}
+
+CHORUS_INLINE void AtomicFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
+  const char* reason = std::strerror(errno);
+  discard();
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
+}
+
+CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
+  int status = 0;
+  do {
+    status = ::fsync(descriptor.value);
+  } while (status != 0 && errno == EINTR);
+  return status;
+}
+
+CHORUS_INLINE void AtomicFile::open_folder() {
+  constexpr int most_links = 40;  // as of Linux
+  std::string target = path_;
+  struct stat facts {};
+  // Not realpath, which does not find a missing file.
+  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
+    char next[PATH_MAX];
+    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
+    if (links == most_links) errno = ELOOP;
+    if (links == most_links || length < 0) fail_at("following the symbolic link");
+    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
+    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
+  }
+  const std::size_t slash = target.rfind('/');
+  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+  const std::string folder = folder_path_.empty() ? "." : folder_path_;
+  name_ = slash == target.npos ? target : target.substr(slash + 1);
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
+                   ": it exists and is not a regular file");
+  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  prefix_ = cat('.', name_.substr(0, 200), '.');
+  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+}
+
+CHORUS_INLINE mode_t AtomicFile::check_old_file() {
+  struct stat facts {};
+  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) fail_at("looking at the old file");
+    return 0;
+  }
+  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+  return facts.st_mode & 0777;
+}
+
+CHORUS_INLINE void AtomicFile::remove_leftovers() const {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+  if (folder == nullptr) return;
+  own.value = -1;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+    ::unlinkat(folder_.value, entry->d_name, 0);
+  }
+}
+
+CHORUS_INLINE void AtomicFile::create(mode_t mode) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = random_name();
+    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.value < 0) {
+      if (errno == EEXIST || errno == EINTR) continue;
+      fail_at("creating a temporary file in its folder");
+    }
+    temporary_ = name;
+    file_ = std::move(file);
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
+    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat facts {};
+    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+    if (taken || facts.st_nlink == 0) continue;
+    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+    return;
+  }
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
+}
+
+CHORUS_INLINE std::string AtomicFile::random_name() {
+  unsigned char bytes[digits / 2];
+  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+  std::string name = prefix_;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view hex = "0123456789abcdef";
+    (name += hex[byte >> 4]) += hex[byte & 15];
+  }
+  return name += suffix;
+}
+
+CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    try {
+      AtomicFile file(path);
+      file.write(text);
+      return file.commit();
+    } catch (const FileError& error) {
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
+    }
+  }
+  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 
@@ -23503,6 +20183,8 @@ class PassGradients {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
 /// The messages between neighbouring stages of a pipeline.
 
+#include <deque>
+
 namespace chorus::pipeline {
 
 /// An engine's calls run in their order, and a `send` may wait until the peer receives. Two neighbours that each had
@@ -26044,1098 +22726,6 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
-
-// <chorus/parallel/simulated/pipelined.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_PIPELINED_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_PIPELINED_HPP
-/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
-
-// <chorus/parallel/simulated/training.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
-/// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
-/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
-/// pipelines see pipelined.hpp.
-
-// <chorus/parallel/simulated/device_copies.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
-/// The copies that a step of DataParallel makes between its devices, by their formulas or as a real one has made them,
-/// and how long they take over the links of one machine.
-
-namespace chorus::simulated {
-
-struct DeviceCopy {
-  int from = 0, to = 0;
-  trace::Traffic kind = trace::Traffic::control;
-  std::size_t bytes = 0;
-  friend bool operator==(const DeviceCopy&, const DeviceCopy&) = default;
-};
-
-/// Those of one step with one pass, in the order in which they begin.
-struct DataParallelCopies {
-  std::vector<DeviceCopy> prepare = {};           ///< inputs scattered; parameters and buffers to the replicas
-  std::vector<DeviceCopy> gather = {};            ///< outputs, or losses
-  std::vector<DeviceCopy> output_gradients = {};  ///< back to the devices
-  std::vector<DeviceCopy> reduce = {};            ///< gradients
-  std::vector<DeviceCopy> input_gradients = {};   ///< where inputs want one
-  /// Parameters and buffers, and gradients, are no copies but NCCL's broadcast and reduce (dp/collectives.hpp).
-  bool by_nccl = false;
-
-  friend bool operator==(const DataParallelCopies&, const DataParallelCopies&) = default;
-};
-
-/// What moves for a DataParallel, in bytes. One input and one output; parameters that all change in a step.
-struct DataParallelSizes {
-  std::size_t parameters = 0;             ///< as they lie together, with what fills up between them
-  std::size_t gradients = 0;              ///< without
-  std::vector<std::size_t> buffers = {};  ///< each
-  Index samples = 1;                      ///< of the whole batch
-  std::size_t sample = 0;                 ///< of a sample's input
-  std::size_t output = 0;                 ///< of a sample's output; 0: the model returns a loss
-  bool by_nccl = false;  ///< where all devices have a sample: the devices are different GPUs, of a build with NCCL
-  static constexpr std::size_t loss = sizeof(float);
-};
-
-/// What data_parallel.hpp does with such a model and batch. The devices' threads begin at once: each comes to its
-/// inputs before anyone comes to the parameters, which NCCL sends before.
-[[gnu::cold]] inline DataParallelCopies data_parallel_copies(const DataParallelSizes& sizes, int devices) {
-  check<UsageError>(devices >= 1 && sizes.samples >= 0, "data_parallel_copies: ", sizes.samples, " samples for ",
-                    devices, " devices");
-  using trace::Traffic;
-  const dp::Split split{sizes.samples, static_cast<std::size_t>(std::clamp<Index>(sizes.samples, 1, devices))};
-  DataParallelCopies out;
-  const auto to_each = [&](std::vector<DeviceCopy>& part, Traffic kind, const auto& bytes) {
-    for (std::size_t i = 1; i < split.devices; ++i)
-      if (const std::size_t size = bytes(i); size > 0) part.push_back({0, static_cast<int>(i), kind, size});
-  };
-  const auto of_all = [](std::size_t bytes) { return [bytes](std::size_t) { return bytes; }; };
-  const auto samples = [&](std::size_t i) { return static_cast<std::size_t>(split.size(i)); };
-  const auto outputs = [&](std::size_t i) {
-    return sizes.output == 0 ? DataParallelSizes::loss : samples(i) * sizes.output;
-  };
-  out.by_nccl = sizes.by_nccl && devices > 1 && split.devices == static_cast<std::size_t>(devices);
-  const auto inputs = [&] {
-    to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
-  };
-  if (!out.by_nccl) inputs();
-  to_each(out.prepare, Traffic::parameters, of_all(sizes.parameters));
-  for (const std::size_t bytes : sizes.buffers) to_each(out.prepare, Traffic::buffers, of_all(bytes));
-  if (out.by_nccl) inputs();
-  to_each(out.output_gradients, Traffic::outputs, outputs);
-  to_each(out.reduce, Traffic::gradients, of_all(sizes.gradients));
-  out.gather = out.output_gradients;
-  for (auto* const part : {&out.gather, &out.reduce})
-    for (auto& copy : *part) std::swap(copy.from, copy.to);
-  return out;
-}
-
-/// Listens to a step of a real DataParallel, and keeps its copies: `take` at its end.
-class DeviceCopyListener final : public trace::Listener {
- public:
-  /// `device_ids`: those of the DataParallel, by which devices are numbered here. Throws UsageError where somebody
-  /// listens already.
-  explicit DeviceCopyListener(const std::vector<int>& device_ids) {
-    for (std::size_t i = 0; i < device_ids.size(); ++i) numbers_.emplace(device_ids[i], static_cast<int>(i));
-    check<UsageError>(trace::listening() == nullptr, "DeviceCopyListener: somebody listens already, such as a trace");
-    trace::listen(this);
-  }
-  DeviceCopyListener(const DeviceCopyListener&) = delete;
-  DeviceCopyListener& operator=(const DeviceCopyListener&) = delete;
-  ~DeviceCopyListener() override { trace::listen(nullptr); }
-
-  /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
-  DataParallelCopies take() {
-    const std::lock_guard lock(mutex_);
-    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
-    auto out = std::exchange(copies_, {});
-    // Threads race; each keeps its own order.
-    std::map<int, std::vector<DeviceCopy>> by_device;
-    for (const auto& copy : out.prepare) by_device[copy.to].push_back(copy);
-    out.prepare.clear();
-    for (std::size_t turn = 0, more = 1; std::exchange(more, 0) != 0; ++turn)
-      for (const auto& [device, own] : by_device)
-        if (turn < own.size()) out.prepare.push_back(own[turn]), more = 1;
-    has_gathered_ = false;
-    return out;
-  }
-
-  std::int64_t now() override { return 0; }
-  void span(const trace::Event& event) override {
-    if (event.category != "copy" || event.name != "gather") return;
-    const std::lock_guard lock(mutex_);
-    has_gathered_ = true;
-  }
-  void instant(const trace::Event&) override {}
-  void allocated(int, trace::Memory, std::int64_t) override {}
-  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    if (bytes == 0 || !numbers_.contains(from) || !numbers_.contains(to)) return;
-    const bool prepares = kind == trace::Traffic::parameters || kind == trace::Traffic::buffers;
-    several_ = several_ || (prepares && has_gathered_);
-    auto& part = prepares                            ? copies_.prepare
-                 : kind == trace::Traffic::gradients ? copies_.reduce
-                 : kind == trace::Traffic::outputs   ? (has_gathered_ ? copies_.output_gradients : copies_.gather)
-                 : has_gathered_                     ? copies_.input_gradients
-                                                     : copies_.prepare;
-    part.push_back({numbers_.at(from), numbers_.at(to), kind, bytes});
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int, int> numbers_;
-  DataParallelCopies copies_;
-  bool has_gathered_ = false, several_ = false;
-};
-
-/// The streams of devices of one machine, in virtual time. A copy begins when both devices' streams have come to it,
-/// and both go on when it has ended (copy_bytes in tensor/cuda/memory.hpp orders them so): it takes alpha + bytes *
-/// beta. So a device's link carries one copy at a time, and that of the first device all.
-class DeviceStreams {
- public:
-  using Time = comm::simulated::Time;
-
-  /// Throws UsageError where the devices are more than the links of one machine join.
-  DeviceStreams(const comm::simulated::SimulationOptions& options)
-      : link_(options.links.inside),
-        alpha_(link_.latency()),
-        call_(comm::simulated::time_of("call", options.links.call)),
-        computing_(options.computing),
-        keeps_(options.keep_spans) {
-    const int most = options.links.island == 0 ? most_devices : std::min(options.links.island, most_devices);
-    check<UsageError>(options.ranks >= 1 && options.ranks <= most_devices, "DataParallel: ", options.ranks,
-                      " devices, expected 1 to ", most_devices);
-    check<UsageError>(options.ranks <= most, "DataParallel: one process on one machine: ", options.ranks,
-                      " devices over ", options.links.name.empty() ? "links" : options.links.name, ", which ",
-                      most == 1 ? "join machines of one device each" : cat("join machines of ", most, " devices each"),
-                      ": expected nvlink or pcie, or fewer devices");
-    check<UsageError>(link_.bandwidth > 0, "DataParallel: a bandwidth of ", link_.bandwidth, " bytes a second");
-    times_.ranks.resize(static_cast<std::size_t>(options.ranks));
-    times_.one_process = true;
-  }
-
-  int size() const { return static_cast<int>(times_.ranks.size()); }
-  /// A device's clock: where its stream has come to.
-  Time& clock(int device) { return of(device).end; }
-  void next_step() { ++step_; }
-  void compute(int device, double usual, std::string_view kind, std::string_view name) {
-    const Time begun = clock(device);
-    using namespace comm::simulated;
-    clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
-    computed_ += seconds(clock(device) - begun);
-    mark(device, kind, name, begun);
-  }
-  void copy(const DeviceCopy& copy, std::string_view name) {
-    Time &from = clock(copy.from), &to = clock(copy.to);
-    const Time begun = std::max(from, to);
-    comm::simulated::time_of("a copy", static_cast<double>(copy.bytes) / link_.bandwidth);  // not too long
-    from = to = comm::simulated::later(begun, alpha_ + link_.transfer(copy.bytes));
-    for (const int device : {copy.from, copy.to}) mark(device, "copy", name, begun);
-    if (keeps_) of(copy.from).copies.push_back({copy.to, copy.kind, copy.bytes, begun, to});
-  }
-  /// NCCL's broadcast from the first device to all others, or its reduce to it, as one call: pieces go along a chain of
-  /// all devices. By its own model of a ring (tuning.cc) it takes the call, an alpha a hop, and the bytes once.
-  void collective(std::span<const DeviceCopy> parts, std::string_view name) {
-    if (parts.empty()) return;
-    std::size_t bytes = 0;  // of one device
-    Time begun{};
-    for (const auto& part : parts)
-      if (part.from == parts.front().from && part.to == parts.front().to) bytes += part.bytes;
-    for (int device = 0; device < size(); ++device) begun = std::max(begun, clock(device));
-    comm::simulated::time_of("a collective", static_cast<double>(bytes) / link_.bandwidth);
-    const Time ended = comm::simulated::later(begun, call_ + (size() - 1) * alpha_ + link_.transfer(bytes));
-    for (int device = 0; device < size(); ++device) {
-      clock(device) = ended;
-      mark(device, "copy", name, begun);
-    }
-    if (!keeps_) return;
-    for (const auto& part : parts) of(part.from).copies.push_back({part.to, part.kind, part.bytes, begun, ended});
-  }
-  void mark(int device, std::string_view kind, std::string_view name, Time begun, int number = -1) {
-    if (keeps_) of(device).marks.push_back({std::string(kind), std::string(name), begun, clock(device), 0, number});
-  }
-  void hold(int device, const comm::simulated::Held& held) {
-    if (keeps_) of(device).memory.push_back(held);
-  }
-  /// Seconds that all devices have computed for, together.
-  double computed() const { return computed_; }
-  comm::simulated::SimulatedTimes take() { return std::move(times_); }
-
- private:
-  static constexpr int most_devices = 64;  // of a kind
-
-  comm::simulated::RankTimes& of(int device) { return times_.ranks[static_cast<std::size_t>(device)]; }
-
-  const comm::simulated::AlphaBeta link_;
-  const Time alpha_, call_;
-  const comm::simulated::Computing computing_;
-  const bool keeps_;
-  comm::simulated::SimulatedTimes times_;
-  std::uint32_t step_ = 0;
-  double computed_ = 0;
-};
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_DEVICE_COPIES_HPP
-
-// <chorus/parallel/simulated/models.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
-/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
-
-namespace chorus::simulated {
-
-/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
-struct ParameterSize {
-  std::size_t count = 0;
-  double operations = 0;
-  bool begins_layer = true;  ///< else it belongs to the layer of the one before
-};
-struct ModelSizes {
-  std::string name = {};
-  std::vector<ParameterSize> parameters = {};
-  std::vector<std::size_t> buffers = {};  ///< bytes of each
-  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
-  int layers = 0;                         ///< a transformer's
-  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
-
-  std::size_t count() const {
-    std::size_t sum = 0;
-    for (const auto& parameter : parameters) sum += parameter.count;
-    return sum;
-  }
-
-  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
-  std::size_t flat_bytes() const {
-    std::size_t end = 0;
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      const auto count = parameters[i].count;
-      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
-    }
-    return end * sizeof(float);
-  }
-
-  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
-  void add(std::size_t weight, std::size_t bias, double uses) {
-    parameters.push_back({weight, static_cast<double>(weight) * uses});
-    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
-  }
-};
-
-/// An image of 224 x 224, and what is said of 1000 classes.
-inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
-
-/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
-[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
-  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
-  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
-    model.add(in * out * kernel * kernel, 0, side * side);
-    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
-    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
-      model.buffers.push_back(bytes);
-  };
-  convolution(3, 64, 7, 112);
-  std::size_t in = 64;
-  double side = 56;
-  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
-    const auto width = std::size_t{64} << stage;
-    for (std::size_t block = 0; block < blocks[stage]; ++block) {
-      const bool halves = block == 0 && stage > 0;
-      convolution(in, width, 1, halves ? 2 * side : side);
-      convolution(width, width, 3, side);
-      convolution(width, 4 * width, 1, side);
-      if (block == 0) convolution(in, 4 * width, 1, side);
-      in = 4 * width;
-    }
-    side /= 2;
-  }
-  model.add(in * 1000, 1000, 1);
-  return model;
-}
-/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
-[[gnu::cold]] inline ModelSizes vgg16_sizes() {
-  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
-  std::size_t in = 3;
-  double side = 224;
-  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
-    for (int layer = 0; layer < layers; ++layer) {
-      model.add(in * width * 9, width, side * side);
-      in = width;
-    }
-    side /= 2;
-  }
-  model.add(in * 49 * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 1000, 1000, 1);
-  return model;
-}
-/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
-/// is 512 tokens, each with its segment and mask.
-[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = 3 * 512 * sizeof(std::int64_t),
-                   .output = width * sizeof(float),
-                   .layers = static_cast<int>(layers),
-                   .activation = 512 * width * sizeof(float)};
-  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
-  model.add(width, width, 1);
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
-    model.add(width, width, 1);
-    model.add(4 * width * width, 4 * width, 1);
-    model.add(4 * width * width, width, 1);
-    model.add(width, width, 1);
-  }
-  model.add(width * width, width, 0);
-  return model;
-}
-
-/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
-/// is the table of tokens again. A sample is its tokens; the model returns its loss.
-[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
-                                          std::size_t tokens) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = tokens * sizeof(std::int64_t),
-                   .layers = static_cast<int>(layers),
-                   .activation = tokens * width * sizeof(float)};
-  const auto uses = static_cast<double>(tokens);
-  model.add(50257 * width, 0, uses);
-  model.add(tokens * width, 0, 0);
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    model.add(width, width, uses);
-    model.add(3 * width * width, 3 * width, uses);
-    model.add(width * width, width, uses);
-    model.add(width, width, uses);
-    model.add(4 * width * width, 4 * width, uses);
-    model.add(4 * width * width, width, uses);
-  }
-  model.add(width, width, uses);
-  return model;
-}
-
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
-/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
-/// make a loss. Throws UsageError for other names.
-[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
-  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
-  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
-  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
-  if (name == "vgg16") return vgg16_sizes();
-  if (name == "bert_base") return bert_sizes(name, 12, 768);
-  if (name == "bert_large") return bert_sizes(name, 24, 1024);
-  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
-  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
-  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
-  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
-  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
-  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
-  std::size_t bytes = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
-  check<UsageError>(
-      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
-      printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
-      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
-  ModelSizes model{.name = cat(bytes, " bytes")};
-  const auto numbers = bytes / 4;
-  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
-  return model;
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_MODELS_HPP
-
-// <chorus/parallel/simulated/units.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
-/// The units of FullyShardedDataParallel in a simulation: how large they are, and how long they compute.
-
-namespace chorus::simulated {
-
-/// Parameters that are gathered together, and how long forward and backward compute with them, in seconds.
-struct UnitTime {
-  std::size_t bytes = 0;
-  double forward = 0, backward = 0;
-};
-
-/// The units that ByBytes cuts, in the order of the layers; passes take the times by their operations.
-[[gnu::cold]] inline std::vector<UnitTime> unit_times(const ModelSizes& model, double most_mib, double forward,
-                                                      double backward) {
-  const auto& parameters = model.parameters;
-  const auto most = most_mib * 1024 * 1024;
-  double operations = 0;
-  for (const auto& parameter : parameters) operations += parameter.operations;
-  std::vector<UnitTime> units;  // the last one first, as the policy cuts them
-  for (std::size_t end = parameters.size(); end > 0;) {
-    std::size_t begin = end - 1;
-    while (begin > 0 && !parameters[begin].begins_layer) --begin;
-    UnitTime layer;
-    double of_layer = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      layer.bytes += parameters[i].count * sizeof(float);
-      of_layer += parameters[i].operations;
-    }
-    const double part = operations > 0 ? of_layer / operations
-                                       : static_cast<double>(end - begin) / static_cast<double>(parameters.size());
-    if (units.empty() || static_cast<double>(units.back().bytes + layer.bytes) > most) units.emplace_back();
-    auto& unit = units.back();
-    unit.bytes += layer.bytes;
-    unit.forward += forward * part;
-    unit.backward += backward * part;
-    end = begin;
-  }
-  return {units.rbegin(), units.rend()};
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_UNITS_HPP
-
-namespace chorus::simulated {
-
-/// The policies whose training is simulated.
-enum class TrainingPolicy : std::uint8_t {
-  ddp,
-  local_sgd,
-  parameter_server,
-  data_parallel,
-  fully_sharded,
-  tensor_parallel
-};
-constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp"};
-  return names[static_cast<std::size_t>(policy)];
-}
-
-/// A bucket of gradients: how long after backward's begin it is full, if nothing else is to do.
-struct BucketTime {
-  double ready = 0;
-  std::size_t bytes = 0;
-};
-
-/// One rank's step, as it is where nobody has to be waited for; in seconds.
-struct Training {
-  TrainingPolicy policy = TrainingPolicy::ddp;
-  double forward = 0, backward = 0, optimizer = 0;
-  std::vector<BucketTime> buckets = {};
-  std::size_t parameters = 1;        ///< how many; a server's workers tell of each whether it has a gradient
-  int period = 8;                    ///< local_sgd: steps between means
-  DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
-  std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
-  bool keeps_parameters = false;     ///< fsdp: see KeepParameters
-  int layers = 0;                    ///< tp: of a transformer
-  std::size_t activation = 0;        ///< tp: bytes of the batch between two of them
-  /// What a rank holds, for traces: bytes of the parameters, 0: nobody knows; and how many numbers an optimizer has for
-  /// each of them. Activations, which a step's times don't tell, are left out.
-  std::size_t parameter_bytes = 0;
-  int optimizer_slots = 0;
-
-  /// Whether a rank keeps, and steps, a part of the parameters.
-  bool has_parts() const {
-    return policy == TrainingPolicy::fully_sharded || policy == TrainingPolicy::tensor_parallel;
-  }
-
-  double seconds() const { return forward + backward + optimizer; }
-  std::size_t bytes() const {
-    std::size_t sum = 0;
-    for (const auto& bucket : buckets) sum += bucket.bytes;
-    for (const auto& unit : units) sum += unit.bytes;
-    return sum;
-  }
-};
-
-/// When which bucket is full: gradients come in the reverse order of the forward pass, and buckets are cut as
-/// DistributedDataParallel cuts them.
-[[gnu::cold]] inline std::vector<BucketTime> bucket_times(const ModelSizes& model, const BucketOptions& options,
-                                                          double backward) {
-  constexpr double mib = 1024 * 1024;
-  double operations = 0;
-  for (const auto& parameter : model.parameters) operations += parameter.operations;
-  std::vector<BucketTime> buckets;
-  BucketTime open;
-  double done = 0;
-  for (std::size_t i = model.parameters.size(); i-- > 0;) {
-    const auto& parameter = model.parameters[i];
-    const auto bytes = parameter.count * sizeof(float);
-    if (open.bytes > 0 && static_cast<double>(open.bytes + bytes) > mib * options.cap_mb(buckets.size()))
-      buckets.push_back(std::exchange(open, {}));
-    done += parameter.operations;
-    open.bytes += bytes;
-    open.ready = operations == 0 ? backward : backward * (done / operations);
-  }
-  if (open.bytes > 0) buckets.push_back(open);
-  return buckets;
-}
-
-/// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
-/// (tensor/allocator.hpp). Without what they are made from at first.
-inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps, int ranks = 1) {
-  std::array<std::size_t, trace::memory_kinds> held{};
-  if (training.parameter_bytes == 0) return held;
-  // Of parts, which have pages of their own, what is the rank's.
-  const auto block = training.has_parts() ? training.parameter_bytes / static_cast<std::size_t>(ranks)
-                                          : size_class<64>(training.parameter_bytes).bytes;
-  const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
-  of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
-  of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
-  return held;
-}
-
-/// A step of one rank. Each does what the policy of that name does, call by call.
-class TrainingRank {
- public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
-    if (training.parameter_bytes == 0) return;
-    const auto held = held_by(training, true, rank.size());
-    for (std::size_t kind = 0; kind < held.size(); ++kind)
-      if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
-  }
-
-  void step(int number) {
-    const auto begun = rank_.clock();
-    rank_.next_step();
-    switch (training_.policy) {
-      case TrainingPolicy::ddp:
-        ddp();
-        break;
-      case TrainingPolicy::local_sgd:
-        local_sgd(number);
-        break;
-      case TrainingPolicy::parameter_server:
-        parameter_server(number);
-        break;
-      case TrainingPolicy::fully_sharded:
-        fully_sharded();
-        break;
-      case TrainingPolicy::tensor_parallel:
-        tensor_parallel();
-        break;
-      case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
-        break;
-    }
-    const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
-      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
-    rank_.mark("optimizer", "optimizer step", optimizer);
-    rank_.mark("step", cat("step ", number), begun, 0, number);
-  }
-
- private:
-  using Op = comm::Op;
-  using Traffic = trace::Traffic;
-  static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
-  static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
-  static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
-
-  void forward() {
-    const auto begun = rank_.clock();
-    rank_.compute(training_.forward);
-    rank_.mark("forward", "forward", begun);
-  }
-  void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
-    rank_.call(op, bytes, traffic, peer, receives);
-  }
-  void tell_shares() {
-    if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
-  }
-
-  void ddp() {
-    forward();
-    const auto begun = rank_.clock();
-    tell_shares();
-    std::vector<comm::Work> works;
-    double done = 0;
-    for (const auto& bucket : training_.buckets) {
-      const auto index = static_cast<int>(works.size());
-      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
-      rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
-      works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
-    }
-    rank_.compute(training_.backward - done);
-    for (auto& work : works) work.wait();
-    rank_.mark("backward", "backward", begun);
-  }
-
-  // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
-  void fully_sharded() {
-    const auto& units = training_.units;
-    const auto ranks = static_cast<std::size_t>(rank_.size());
-    const std::size_t count = units.size(), last = count - 1;
-    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
-    const auto others = [&](std::size_t u) {
-      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
-    };
-    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
-      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
-    };
-    std::vector<std::vector<comm::Work>> gathers(count);
-    const auto gather = [&](std::size_t u) {
-      if (ranks == 1) return;
-      holds(trace::Memory::parameters, others(u));
-      const auto start = [&](Op op, std::size_t n, int peer) {
-        if (n > 0)
-          gathers[u].push_back(
-              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
-      };
-      start(Op::all_gather, numbers(u) / ranks, 0);
-      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
-    };
-    const auto arrive = [&](std::size_t u) {
-      for (auto& work : gathers[u]) work.wait();
-      gathers[u].clear();
-    };
-    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
-    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
-      const auto begun = rank_.clock();
-      rank_.compute(usual);
-      rank_.mark(pass, cat(pass, ", unit ", u), begun);
-    };
-
-    tell_shares();
-    gather(0);
-    for (std::size_t u = 0; u < count; ++u) {
-      arrive(u);
-      if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
-      if (u < last) gather(u + 1);
-      compute(units[u].forward, "forward", u);
-    }
-
-    tell_shares();
-    std::deque<std::pair<std::size_t, comm::Work>> averages;
-    const auto take_back = [&] {
-      const auto u = averages.front().first;
-      averages.front().second.wait();
-      if (const auto rest = numbers(u) % ranks; rest > 0)
-        rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
-      holds(trace::Memory::gradients, -others(u));
-      averages.pop_front();
-    };
-    const bool gathers_again = !training_.keeps_parameters;
-    if (gathers_again && last > 0) gather(last - 1);
-    for (std::size_t u = count; u-- > 0;) {
-      if (gathers_again && u < last) {
-        arrive(u);
-        if (u > 0) gather(u - 1);
-      }
-      holds(trace::Memory::gradients, others(u));
-      compute(units[u].backward, "backward", u);
-      give_back(u);
-      if (ranks == 1) continue;
-      while (averages.size() > 1) take_back();
-      const auto part = numbers(u) / ranks * sizeof(float);
-      averages.emplace_back(
-          u, rank_.start(Op::reduce_scatter, part, Traffic::gradients, 0, false, static_cast<int>(last - u)));
-    }
-    while (!averages.empty()) take_back();
-  }
-
-  // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
-  // ranks, and so do the gradients by what goes into them.
-  void tensor_parallel() {
-    if (rank_.size() > 1) call(Op::all_gather, program_bytes, Traffic::control);
-    for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
-      const auto begun = rank_.clock();
-      for (int half = 0; half < 2 * training_.layers; ++half) {
-        rank_.compute(seconds / (2.0 * training_.layers * rank_.size()));
-        if (rank_.size() > 1) call(Op::all_reduce, training_.activation, Traffic::activations);
-      }
-      rank_.mark(pass, pass, begun);
-    }
-  }
-
-  void backward() {
-    const auto begun = rank_.clock();
-    rank_.compute(training_.backward);
-    rank_.mark("backward", "backward", begun);
-  }
-  void local_sgd(int number) {
-    if (number % training_.period == 0 && rank_.size() > 1) {
-      call(Op::all_gather, count_bytes, Traffic::control);
-      call(Op::all_reduce, training_.bytes(), Traffic::parameters);
-    }
-    forward();
-    backward();
-  }
-
-  void parameter_server(int) {
-    const int size = rank_.size();
-    const auto each_worker = [&](const auto& f) {
-      for (int worker = 1; worker < size; ++worker) f(worker);
-    };
-    const bool serves = rank_.rank() == 0;
-    // The new parameters.
-    if (serves)
-      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
-    else
-      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
-    forward();
-    const auto begun = rank_.clock();
-    tell_shares();
-    rank_.compute(training_.backward);
-    // Which gradients there are, and the gradients.
-    for (const auto& [bytes, traffic] :
-         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
-      // The server has a place for a worker's.
-      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
-                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
-                             : 0;
-      if (place > 0) rank_.hold(trace::Memory::buckets, place);
-      if (serves)
-        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
-      else
-        call(Op::message, bytes, traffic);
-      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
-    }
-    rank_.mark("backward", "backward", begun);
-  }
-
-  comm::simulated::SimulatedRank& rank_;
-  const Training& training_;
-};
-
-/// How long a simulated step takes, and of what that is made.
-struct TrainingTimes {
-  double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
-  double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
-  double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
-  comm::simulated::SimulatedTimes times = {};
-};
-
-/// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
-/// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
-/// gathered outputs takes no time. Throws UsageError for devices of several machines, for copies between others than
-/// those there are, and for times out of range.
-[[gnu::cold]] inline TrainingTimes simulate_data_parallel(const comm::simulated::SimulationOptions& options,
-                                                          const Training& training, const DataParallelCopies& copies,
-                                                          int steps) {
-  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_data_parallel: ", steps, " steps, expected 1 to 100000");
-  DeviceStreams streams(options);
-  int used = 1;
-  for (const auto* const part :
-       {&copies.prepare, &copies.gather, &copies.output_gradients, &copies.reduce, &copies.input_gradients})
-    for (const auto& [from, to, kind, bytes] : *part) {
-      check<UsageError>(from != to && std::min(from, to) >= 0 && std::max(from, to) < streams.size(),
-                        "simulate_data_parallel: a copy from device ", from, " to ", to, ", of ", streams.size());
-      used = std::max({used, from + 1, to + 1});
-    }
-  for (int device = 0; device < streams.size(); ++device)
-    if (training.parameter_bytes > 0) streams.hold(device, {{}, held_by(training, device == 0)});
-  const auto all = [&](const std::vector<DeviceCopy>& part, std::string_view name) {
-    for (const auto& copy : part) streams.copy(copy, name);
-  };
-  const auto compute = [&](double usual, std::string_view pass) {
-    for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
-  };
-  std::vector<DeviceCopy> sent_by_nccl, prepared;
-  for (const auto& copy : copies.prepare)
-    (copies.by_nccl && copy.kind != trace::Traffic::inputs ? sent_by_nccl : prepared).push_back(copy);
-  for (int step = 0; step < steps; ++step) {
-    streams.next_step();
-    const auto begun = streams.clock(0);
-    streams.collective(sent_by_nccl, "replicate");
-    for (const auto& copy : prepared) streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
-    compute(training.forward, "forward");
-    all(copies.gather, "gather");
-    streams.mark(0, "forward", "DataParallel forward", begun);
-    const auto backward = streams.clock(0);
-    all(copies.output_gradients, "scatter gradients");
-    compute(training.backward, "backward");
-    if (copies.by_nccl)
-      streams.collective(copies.reduce, "reduce");
-    else
-      all(copies.reduce, "reduce");
-    all(copies.input_gradients, "gather gradients");
-    streams.mark(0, "backward", "backward", backward);
-    streams.compute(0, training.optimizer, "optimizer", "optimizer step");
-    streams.mark(0, "step", cat("step ", step), begun, step);
-  }
-  TrainingTimes out;
-  const double computed = streams.computed();
-  out.times = streams.take();
-  out.step = out.times.seconds() / steps;
-  out.exposed = out.step - computed / options.ranks / steps;
-  return out;
-}
-
-/// How many ranks a simulation has to run, the others doing what they do (see SimulationOptions::alike); 0: all. Ranks
-/// of an island are not alike.
-[[gnu::cold]] inline int ranks_alike(const comm::simulated::SimulationOptions& options, const Training& training) {
-  constexpr int few = 16;  // which run anyway
-  const int island = options.links.island == 0 || options.links.island >= options.ranks ? 1 : options.links.island;
-  const bool star = training.policy == TrainingPolicy::parameter_server;
-  if (options.ranks <= few || star || options.keep_steps || options.computing.jitter > 0 ||
-      !options.computing.stragglers.empty() || options.ranks % island != 0)
-    return 0;
-  return island;
-}
-
-/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
-/// UsageError for times and sizes out of range.
-[[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
-                                                     const Training& training, int steps) {
-  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
-  if (training.policy == TrainingPolicy::data_parallel) {
-    auto sizes = training.copied;
-    check<UsageError>(sizes.samples >= 0 && sizes.samples <= 1'000'000'000, "simulate_training: ", sizes.samples,
-                      " samples a device, expected 0 to 1e9");
-    sizes.samples *= options.ranks;
-    return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
-  }
-  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
-  const bool sharded = training.policy == TrainingPolicy::fully_sharded;
-  if (training.policy == TrainingPolicy::tensor_parallel)
-    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
-                      " layers with activations of ", training.activation, " bytes, expected both from 1 on");
-  else
-    check<UsageError>(sharded ? !training.units.empty() : !training.buckets.empty(), "simulate_training: no ",
-                      sharded ? "units" : "buckets");
-  double last = 0;
-  for (const auto& bucket : training.buckets) {
-    check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
-                      "simulate_training: a bucket that is full after ", bucket.ready, " s, expected ", last, " to ",
-                      training.backward);
-    last = bucket.ready;
-  }
-  options.true_numbers = false;
-  if (options.alike == 0) options.alike = ranks_alike(options, training);
-  TrainingTimes out;
-  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
-    TrainingRank self(rank, training);
-    for (int step = 0; step < steps; ++step) self.step(step);
-  });
-  out.step = out.times.seconds() / steps;
-  for (const auto& rank : out.times.ranks) {
-    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
-    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
-  }
-  return out;
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_TRAINING_HPP
-
-namespace chorus::simulated {
-
-/// What a step takes on one device that has the whole model and the whole batch, in seconds; stages are equal parts of
-/// it, and so are micro-batches.
-struct PipelineTraining {
-  Schedule schedule;
-  double forward = 0, backward = 0, optimizer = 0;
-  std::size_t activation = 0;  ///< bytes that a micro-batch takes from a stage to the next one, and its gradient back
-};
-
-namespace detail {
-
-/// Each rank goes through its actions as soon as it has what they need. A rank's port sends one message after another,
-/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time.
-class PipelineWalk {
- public:
-  using Time = comm::simulated::Time;
-  using Kind = Schedule::Kind;
-  using Action = Schedule::Action;
-
-  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training)
-      : options_(options), training_(training), splits_(training.schedule.splits_backward()) {
-    times_.ranks.resize(training.schedule.ranks.size());
-    ports_.resize(times_.ranks.size());
-  }
-
-  void step(int number) {
-    const auto cells = static_cast<std::size_t>(schedule().stages) * static_cast<std::size_t>(schedule().micro_batches);
-    for (auto& there : there_) there.assign(cells, never);
-    std::vector<std::size_t> next(times_.ranks.size(), 0);
-    std::vector<Time> begun;
-    for (const auto& rank : times_.ranks) begun.push_back(rank.end);
-    for (bool any = true; std::exchange(any, false);)
-      for (std::size_t rank = 0; rank < next.size(); ++rank)
-        for (const auto& actions = schedule().ranks[rank];
-             next[rank] < actions.size() && carry_out(static_cast<int>(rank), actions[next[rank]], number); any = true)
-          ++next[rank];
-    for (std::size_t rank = 0; rank < next.size(); ++rank) {
-      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number, "optimizer", "optimizer step");
-      mark(static_cast<int>(rank), "step", cat("step ", number), begun[rank], number);
-    }
-  }
-  /// Seconds that ranks have waited, all together.
-  double waited() const { return waited_; }
-  comm::simulated::SimulatedTimes take() { return std::move(times_); }
-
- private:
-  static constexpr Time never = Time::min();
-
-  const Schedule& schedule() const { return training_.schedule; }
-  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
-  // When what the action takes from another stage is there.
-  Time& there(Kind kind, int micro_batch, int stage) {
-    const auto cell = static_cast<std::size_t>(stage * schedule().micro_batches + micro_batch);
-    return there_[static_cast<std::size_t>(kind)][cell];
-  }
-
-  bool carry_out(int rank, const Action& action, int step) {
-    const auto [kind, i, stage] = action;
-    const int from = kind == Kind::forward ? stage - 1 : kind == Kind::backward ? stage + 1 : -1;
-    Time& clock = of(rank).end;
-    if (from >= 0 && from < schedule().stages) {
-      const Time came = there(kind, i, stage);
-      if (came == never) return false;
-      if (came > clock) {
-        const Time begun = std::exchange(clock, came);
-        waited_ += comm::simulated::seconds(came - begun);
-        mark(rank, "bubble", cat("bubble before ", name(kind), " of micro-batch ", i), begun);
-      }
-    }
-    const double parts = static_cast<double>(schedule().stages) * schedule().micro_batches;
-    const double usual = kind == Kind::forward ? training_.forward : training_.backward / (splits_ ? 2 : 1);
-    compute(rank, usual / parts, step, kind == Kind::forward ? "forward" : "backward",
-            cat(name(kind), " of micro-batch ", i, " in stage ", stage));
-    if (kind == Kind::forward && stage + 1 < schedule().stages) send(rank, kind, i, stage + 1);
-    if (kind == Kind::backward && stage > 0) send(rank, kind, i, stage - 1);
-    return true;
-  }
-  void compute(int rank, double usual, int step, std::string_view kind, const std::string& what) {
-    Time& clock = of(rank).end;
-    const Time begun = clock;
-    const auto own = comm::simulated::time_of("compute", usual);
-    clock = comm::simulated::later(clock, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
-    mark(rank, kind, what, begun);
-  }
-  void send(int rank, Kind kind, int micro_batch, int stage) {
-    const int to = schedule().rank_of(stage);
-    const Time ready = of(rank).end;
-    if (to == rank) {
-      there(kind, micro_batch, stage) = ready;
-      return;
-    }
-    const auto& links = options_.links;
-    const bool near = links.island == 0 || rank / links.island == to / links.island;
-    const auto& link = near ? links.inside : links.between;
-    Time& port = ports_[static_cast<std::size_t>(rank)];
-    const Time begun = std::max(ready, port);
-    port = comm::simulated::later(begun, link.transfer(training_.activation));
-    there(kind, micro_batch, stage) = comm::simulated::later(port, link.latency());
-    if (!options_.keep_spans) return;
-    comm::simulated::Span span;
-    span.call.envelope.op = comm::Op::message;
-    span.call.envelope.sequence = static_cast<std::uint32_t>(of(rank).calls.size());
-    span.call.envelope.count = training_.activation;
-    span.call.peer = to;
-    span.traffic = trace::Traffic::activations;
-    span.bytes = training_.activation;
-    span.begun = begun;
-    span.ended = port;
-    span.sent[to] = training_.activation;
-    of(rank).calls.push_back(std::move(span));
-  }
-  void mark(int rank, std::string_view kind, std::string_view what, Time begun, int number = -1) {
-    if (options_.keep_spans)
-      of(rank).marks.push_back({std::string(kind), std::string(what), begun, of(rank).end, 0, number});
-  }
-
-  const comm::simulated::SimulationOptions& options_;
-  const PipelineTraining& training_;
-  const bool splits_;
-  comm::simulated::SimulatedTimes times_;
-  std::vector<Time> ports_;     // when each is free again
-  std::vector<Time> there_[3];  // by kind, stage and micro-batch
-  double waited_ = 0;
-};
-
-}  // namespace detail
-
-/// Trains for so many steps, a rank for each of the table's. Throws UsageError for a table that check_schedule refuses.
-[[gnu::cold]] inline TrainingTimes simulate_pipeline(const comm::simulated::SimulationOptions& options,
-                                                     const PipelineTraining& training, int steps) {
-  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_pipeline: ", steps, " steps, expected 1 to 100000");
-  check_schedule(training.schedule);
-  detail::PipelineWalk walk(options, training);
-  for (int step = 0; step < steps; ++step) walk.step(step);
-  TrainingTimes out;
-  out.exposed = walk.waited() / training.schedule.size() / steps;
-  out.times = walk.take();
-  out.step = out.times.seconds() / steps;
-  return out;
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_PIPELINED_HPP
-
-// <chorus/parallel/simulated/recorded.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
-/// `recorded_training`: one rank's step as a trace file has it, to be simulated on other ranks and links.
-
-namespace chorus::simulated {
-
-/// The last whole step of rank 0: its forward and optimizer spans, and what backward computes, which is its span less
-/// what it waits for; buckets as they were full, by the same count. Throws FileError for a file that can't be read, is
-/// no trace, or has no such step.
-[[gnu::cold]] inline Training recorded_training(const std::string& path) {
-  constexpr std::uint64_t most = std::uint64_t{256} << 20;  // as read_trace
-  const auto who = cat("trace ", printable(path));
-  const io::RegularFile file(path, who);
-  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
-  std::string text(static_cast<std::size_t>(file.size()), ' ');
-  file.read(0, std::as_writable_bytes(std::span(text)), who, ": reading");
-  // That of a run that was killed is an array without an end, whose last line may be cut off.
-  if (const auto end = text.rfind("},\n"); text.starts_with('[') && end != text.npos && !nlohmann::json::accept(text))
-    text = text.substr(0, end + 1) + ']';
-  struct Event {
-    std::string phase, kind;
-    std::int64_t pid = 0, bytes = 0;
-    double begin = 0, end = 0;
-  };
-  std::vector<Event> events;
-  try {
-    const auto all = nlohmann::json::parse(text);
-    for (const auto& json : all.is_array() ? all : all.at("traceEvents")) {
-      Event event{.phase = json.at("ph"), .kind = json.value("cat", ""), .pid = json.at("pid")};
-      if (event.pid != 1 || (event.phase != "X" && event.phase != "i")) continue;
-      event.begin = json.at("ts").get<double>() * 1e-6;
-      event.end = event.begin + json.value("dur", 0.0) * 1e-6;
-      if (event.kind == "bucket") event.bytes = json.at("args").at("bytes");
-      check<FileError>(std::isfinite(event.begin) && event.end >= event.begin && event.bytes >= 0, printable(path),
-                       ": an event of ", event.begin, " to ", event.end, " s");
-      events.push_back(event);
-    }
-  } catch (const nlohmann::json::exception& error) {
-    fail<FileError>(printable(path), ": no trace of chorus': ", printable(error.what()));
-  }
-  const auto is = [](const Event& event, const char* kind) { return event.kind == kind; };
-  const Event* step = nullptr;
-  const auto last_in = [&](const char* kind) -> const Event* {
-    const Event* last = nullptr;
-    for (const auto& event : events)
-      if (is(event, kind) && (step == nullptr || (event.begin >= step->begin && event.end <= step->end)) &&
-          (last == nullptr || event.begin > last->begin))
-        last = &event;
-    return last;
-  };
-  step = last_in("step");
-  check<FileError>(step != nullptr, printable(path), ": no step of rank 0");
-  const auto* const forward = last_in("forward");
-  const auto* const backward = last_in("backward");
-  const auto* const optimizer = last_in("optimizer");
-  check<FileError>(forward != nullptr && backward != nullptr, printable(path), ": no ",
-                   forward == nullptr ? "forward" : "backward", " span in rank 0's last step");
-  // Seconds from backward's begin to `end` in which it doesn't wait.
-  const auto computed = [&](double end) {
-    double waited = 0;
-    for (const auto& event : events)
-      if (is(event, "wait")) waited += std::max(0.0, std::min(end, event.end) - std::max(backward->begin, event.begin));
-    return std::max(0.0, end - backward->begin - waited);
-  };
-  Training out{.forward = forward->end - forward->begin,
-               .backward = computed(backward->end),
-               .optimizer = optimizer == nullptr ? 0 : optimizer->end - optimizer->begin};
-  for (const auto& event : events)
-    if (is(event, "bucket") && event.begin >= backward->begin && event.begin <= backward->end)
-      out.buckets.push_back({std::min(computed(event.begin), out.backward), static_cast<std::size_t>(event.bytes)});
-  check<FileError>(!out.buckets.empty(), printable(path), ": no buckets in rank 0's last step");
-  std::sort(out.buckets.begin(), out.buckets.end(), [](const auto& a, const auto& b) { return a.ready < b.ready; });
-  return out;
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_SIMULATED_RECORDED_HPP
 
 // <chorus/parallel/tensor_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
@@ -33390,26 +28980,4244 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
 
-// <chorus/train/advice.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
-/// What might make a run that was traced faster or better, each with the figures behind it, and what several runs show
-/// beside each other. What a trace does not tell is left out.
+// <chorus/simulate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_HPP
+/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
+/// it: simulate/README.md.
 
-// <chorus/train/step_model.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
-/// `StepModel`: how long a step under DistributedDataParallel takes, by the numbers of one that was recorded.
+// <chorus/simulate/pipelined.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
 
-// <chorus/train/trace_facts.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
-/// What a trace says of a run in numbers: where a step's time goes, what moves, and who waits for whom.
+// <chorus/simulate/links.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
+/// `Links`: what messages cost in a simulated network, by the alpha-beta model (Hockney, 1994): alpha seconds and beta
+/// seconds a byte.
 
-// <chorus/train/trace_reader.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
+// <chorus/simulate/tasks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TASKS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_TASKS_HPP
+/// `Tasks`: functions that run in turn, each with a clock of its own that stands still unless it is moved: virtual
+/// time.
+
+#include <ucontext.h>
+
+#include <queue>
+#include <ratio>
+#include <semaphore>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace chorus::comm::simulated {
+
+/// Virtual time, in whole femtoseconds: sums of integers are the same on every machine and with every compiler option.
+/// It lasts for 2.5 hours.
+using Time = std::chrono::duration<std::int64_t, std::femto>;
+
+/// Throws UsageError for seconds below 0, and for more than 8000: there virtual time is near its end.
+inline Time time_of(std::string_view what, double seconds) {
+  check<UsageError>(seconds >= 0 && seconds <= 8000, what, ": ", seconds, " s of virtual time, expected 0 to 8000");
+  return Time(static_cast<std::int64_t>(seconds * 1e15));
+}
+/// `clock` after so much more. Throws UsageError near the end of virtual time.
+inline Time later(Time clock, Time more) {
+  constexpr Time end(std::int64_t{9'000'000'000'000'000'000});
+  check<UsageError>(more < end - clock, "simulation: more than 9000 s of virtual time");
+  return clock + more;
+}
+inline double seconds(Time time) { return static_cast<double>(time.count()) * 1e-15; }
+
+/// Where a task runs. A fiber costs some pages of memory and a change between two of them 0.3 us; all are on the thread
+/// of `run`, so they have one `thread_local` state between them: they are for code without any. A thread costs more,
+/// has its own, and runs only when it is its turn.
+enum class RunsOn : std::uint8_t { fiber, thread };
+
+/// What the address sanitizer has to be told of a change between stacks; nothing elsewhere.
+struct StackChange {
+#if defined(__SANITIZE_ADDRESS__)
+  static void begin(void** own, const void* bottom, std::size_t size) {
+    __sanitizer_start_switch_fiber(own, bottom, size);
+  }
+  static void end(void* own, const void** bottom, std::size_t* size) {
+    __sanitizer_finish_switch_fiber(own, bottom, size);
+  }
+#else
+  static void begin(void**, const void*, std::size_t) {}
+  static void end(void*, const void**, std::size_t*) {}
+#endif
+};
+
+/// One task runs at a time, until it ends or blocks: no two ever race. In the order of their clocks, if that is wanted,
+/// else in the order in which they are woken.
+class Tasks {
+ public:
+  explicit Tasks(bool in_time_order = false) : in_time_order_(in_time_order) {}
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
+  ~Tasks() {
+    if (stacks_ != nullptr) munmap(stacks_, stack_bytes * fibers_);
+  }
+
+  /// A task that begins when `run` is called. `body` must not throw.
+  int add(RunsOn where, std::function<void()> body) {
+    auto& task = tasks_.emplace_back();
+    task.body = std::move(body);
+    if (where == RunsOn::thread)
+      task.own = std::make_unique<Thread>();
+    else
+      task.stack = fibers_++;
+    const int number = static_cast<int>(tasks_.size()) - 1;
+    wake(number, {});
+    return number;
+  }
+
+  /// Returns when all tasks have ended. Where none can go on, `stuck()` has to wake one. Throws CommError where there
+  /// is no memory for stacks, or no thread.
+  void run(const std::function<void()>& stuck) {
+    reserve_stacks();
+    start_threads();
+    for (std::size_t left = tasks_.size(); left > 0;) {
+      if (nobody_is_ready()) stuck();
+      const auto next = take_next();
+      if (next.event) {
+        next.event();
+        continue;
+      }
+      current_ = next.task;
+      Task& task = tasks_[static_cast<std::size_t>(current_)];
+      task.is_ready = false;
+      task.own ? give_turn(*task.own) : enter_fiber(task);
+      left -= task.ended;
+    }
+    for (auto& task : tasks_)
+      if (task.own) task.own->thread.join();
+  }
+
+  // From a task that runs:
+
+  int current() const { return current_; }
+  Time& clock() { return clock_of(current_); }
+  Time& clock_of(int task) { return tasks_[static_cast<std::size_t>(task)].clock; }
+  /// Lets others run until somebody wakes this one.
+  void block() {
+    Task& task = tasks_[static_cast<std::size_t>(current_)];
+    if (task.own) {
+      turn_.release();
+      task.own->turn.acquire();
+    } else {
+      StackChange::begin(&task.shadow, bottom_, size_);
+      swapcontext(&task.context, &scheduler_);
+      StackChange::end(task.shadow, &bottom_, &size_);
+    }
+  }
+  /// `task` may go on. It is ready at the virtual time `at`, which is not before the caller's own.
+  void wake(int task, Time at) {
+    Task& woken = tasks_[static_cast<std::size_t>(task)];
+    if (std::exchange(woken.is_ready, true)) return;
+    if (in_time_order_)
+      ordered_.push({std::max(at, woken.clock), given_++, task, {}});
+    else
+      ready_.push_back(task);
+  }
+  /// In time order: returns when no other task can do anything before the caller's clock.
+  void await_turn() {
+    if (ordered_.empty() || ordered_.top().at >= clock()) return;
+    wake(current_, clock());
+    block();
+  }
+  /// In time order: calls `event` at that virtual time.
+  void at(Time when, std::function<void()> event) { ordered_.push({when, given_++, -1, std::move(event)}); }
+
+ private:
+  static constexpr std::size_t stack_bytes = 128 << 10;  // reserved; what is not touched costs nothing
+
+  struct Thread {
+    std::binary_semaphore turn{0};
+    std::thread thread;
+  };
+  struct Task {
+    std::function<void()> body;
+    Time clock{};
+    bool is_ready = false, begun = false, ended = false;
+    std::size_t stack = 0;
+    void* shadow = nullptr;  // the sanitizer's
+    ucontext_t context;
+    std::unique_ptr<Thread> own;  // else it is a fiber
+  };
+  struct Ready {
+    Time at;
+    std::uint64_t number;  // of two at one time, the first that was given
+    int task;
+    std::function<void()> event;
+    friend bool operator<(const Ready& a, const Ready& b) {
+      return a.at != b.at ? a.at > b.at : a.number > b.number;  // the queue's top is the largest
+    }
+  };
+
+  bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
+  Ready take_next() {
+    if (in_time_order_) {
+      check<CommError>(!ordered_.empty(), "simulation: nobody can go on");
+      auto next = ordered_.top();
+      ordered_.pop();
+      return next;
+    }
+    check<CommError>(!ready_.empty(), "simulation: nobody can go on");
+    const int task = ready_.front();
+    ready_.pop_front();
+    return {{}, 0, task, {}};
+  }
+
+  [[gnu::cold]] void reserve_stacks() {
+    if (fibers_ == 0) return;
+    void* const memory = mmap(nullptr, stack_bytes * fibers_, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers_, " stacks");
+    stacks_ = static_cast<std::byte*>(memory);
+  }
+  [[gnu::cold]] void start_threads() {
+    try {
+      for (auto& task : tasks_) {
+        if (!task.own) continue;
+        task.own->thread = chorus::detail::start_thread("simulation", [this, &task] {
+          task.own->turn.acquire();
+          if (!given_up_) task.body();
+          task.ended = true;
+          turn_.release();
+        });
+      }
+    } catch (...) {
+      given_up_ = true;
+      for (auto& task : tasks_) {
+        if (!task.own || !task.own->thread.joinable()) continue;
+        give_turn(*task.own);
+        task.own->thread.join();
+      }
+      throw;
+    }
+  }
+  void give_turn(Thread& thread) {
+    thread.turn.release();
+    turn_.acquire();
+  }
+  void enter_fiber(Task& task) {
+    if (!std::exchange(task.begun, true)) {
+      getcontext(&task.context);
+      task.context.uc_stack.ss_sp = stacks_ + stack_bytes * task.stack;
+      task.context.uc_stack.ss_size = stack_bytes;
+      task.context.uc_link = &scheduler_;
+      const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes int
+      makecontext(&task.context, reinterpret_cast<void (*)()>(&Tasks::in_fiber), 2, static_cast<unsigned>(self),
+                  static_cast<unsigned>(self >> 32));
+    }
+    void* shadow = nullptr;
+    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
+    swapcontext(&scheduler_, &task.context);
+    StackChange::end(shadow, nullptr, nullptr);
+  }
+  static void in_fiber(unsigned low, unsigned high) {
+    auto& tasks = *reinterpret_cast<Tasks*>(static_cast<std::uintptr_t>(high) << 32 | low);
+    Task& task = tasks.tasks_[static_cast<std::size_t>(tasks.current_)];
+    StackChange::end(nullptr, &tasks.bottom_, &tasks.size_);
+    task.body();
+    task.ended = true;
+    StackChange::begin(nullptr, tasks.bottom_, tasks.size_);
+  }
+
+  const bool in_time_order_;
+  std::deque<Task> tasks_;  // they stay where they are
+  std::deque<int> ready_;
+  std::priority_queue<Ready> ordered_;
+  std::uint64_t given_ = 0;
+  int current_ = -1;
+  std::size_t fibers_ = 0;
+  std::byte* stacks_ = nullptr;
+  ucontext_t scheduler_;
+  const void* bottom_ = nullptr;  // of its stack, for the sanitizer
+  std::size_t size_ = 0;
+  std::binary_semaphore turn_{0};  // of the thread of `run`
+  bool given_up_ = false;          // a thread could not be started
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_TASKS_HPP
+
+namespace chorus::comm::simulated {
+
+/// One kind of link.
+struct AlphaBeta {
+  double alpha = 0;      ///< seconds from when a message's first byte leaves to when it arrives
+  double bandwidth = 1;  ///< bytes a second, each way
+
+  Time latency() const { return time_of("alpha", alpha); }
+  /// How long a port is busy with that many bytes.
+  Time transfer(std::size_t bytes) const {
+    return Time(static_cast<std::int64_t>(static_cast<double>(bytes) * (1e15 / bandwidth)));
+  }
+};
+
+/// Every rank has a port for each kind of link. A port sends one piece after another, and receives one after another.
+struct Links {
+  std::string name = {};                ///< what `links_named` was given
+  int island = 1;                       ///< ranks of an island: rank r is on island r / island; 0: all are on one
+  AlphaBeta inside = {}, between = {};  ///< of an island; of islands
+  bool shared = false;                  ///< an island has one port to the others between its ranks, not one for each
+  double call = 0;                      ///< seconds that each collective call takes to begin
+};
+
+/// Constants of NCCL 2's model (its tuning.cc: ring, Simple protocol), in seconds: what a call costs, and each hop.
+namespace nccl {
+inline constexpr double call = 8.4e-6, nvlink = 3.4e-6, pcie = 5.7e-6, network = 14.0e-6;
+}
+
+namespace detail {
+
+/// `digits` at the front of `text`, which are taken off; 0 where there are none.
+inline double take_number(std::string_view& text) {
+  double number = 0;
+  const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return 0;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace detail
+
+/// Links by name: `nvlink` and `pcie` for ranks of one machine; `25gbit`, `100mbit` for a network in which each rank
+/// has a port of that rate; `nvlink8+25gbit` for islands of 8 ranks, and `nvlink8+25gbit:shared` where those 8 have one
+/// port between them. Rates are nominal: NVLink of an A100, 300 GB/s each way; PCIe 3.0 x 16, 15.75 GB/s. What is
+/// measured is less; `efficiency` multiplies all. Alphas are NCCL's (see above). Throws UsageError for other names.
+[[gnu::cold]] inline Links links_named(std::string_view name, double efficiency = 1) {
+  constexpr std::string_view expected =
+      ": expected nvlink, pcie, 25gbit, 100mbit, nvlink8+25gbit, pcie4+10gbit:shared, or such with other numbers";
+  check<UsageError>(efficiency > 0 && efficiency <= 1, "links: efficiency ", efficiency, " is not in (0, 1]");
+  Links links{.name = std::string(name), .call = nccl::call};
+  const auto refuse = [&] { fail<UsageError>("links ", printable(name), expected); };
+  const auto machine = [&](std::string_view& text, AlphaBeta& link) {
+    const bool nvlink = text.starts_with("nvlink");
+    if (!nvlink && !text.starts_with("pcie")) return false;
+    text.remove_prefix(nvlink ? 6 : 4);
+    link = nvlink ? AlphaBeta{nccl::nvlink, 300e9 * efficiency} : AlphaBeta{nccl::pcie, 15.75e9 * efficiency};
+    return true;
+  };
+  std::string_view rest = name;
+  if (machine(rest, links.inside)) {
+    links.island = 0;
+    links.between = links.inside;
+    if (rest.empty()) return links;
+    const double ranks = detail::take_number(rest);
+    if (!(ranks >= 1 && ranks <= 1024) || ranks != static_cast<int>(ranks) || !rest.starts_with('+')) refuse();
+    links.island = static_cast<int>(ranks);
+    rest.remove_prefix(1);
+  }
+  const double rate = detail::take_number(rest);
+  const bool giga = rest.starts_with("gbit");
+  if (!(rate > 0 && rate <= 1e6) || (!giga && !rest.starts_with("mbit"))) refuse();
+  rest.remove_prefix(4);
+  links.shared = rest == ":shared" && links.island > 1;
+  if (!rest.empty() && !links.shared) refuse();
+  links.between = {nccl::network, rate * (giga ? 1e9 : 1e6) / 8 * efficiency};
+  if (links.island == 1) links.inside = links.between;
+  return links;
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
+
+// <chorus/simulate/simulate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
+/// `simulate`: runs a program as all ranks of a group in one process, in virtual time.
+
+// <chorus/simulate/simulated_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
+/// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
+/// rank's program goes on: what hides behind computing shows in the clocks.
+
+// <chorus/comm/algorithms/transport_communicator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+/// `TransportCommunicator`: chorus' own collectives over a Transport.
+
+// <chorus/comm/algorithms/barrier.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+/// Barriers: calls that return when every rank has called them.
+
+// <chorus/comm/algorithms/collective.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
+
+// <chorus/comm/algorithms/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+/// The arithmetic of collectives: engines move bytes and call these functions on them.
+
+namespace chorus::comm {
+
+namespace detail {
+
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return a || b;
+    } else if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return static_cast<T>(a + b);
+    }
+  }
+};
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>)
+      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
+                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
+    else
+      return a < b ? a : b;
+  }
+};
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
+      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
+    } else {
+      return a > b ? a : b;
+    }
+  }
+};
+
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
+template <class Function>
+void for_each_index(std::size_t count, Function f) {
+  constexpr std::size_t block = 64;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (std::size_t j = i; j < i + block; ++j) f(j);
+  }
+  for (; i < count; ++i) f(i);
+}
+
+template <class T, class Op>
+void combine(void* out, const void* in, const void* mine, std::size_t count) {
+  const auto o = static_cast<T*>(out);
+  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+  if constexpr (Real<T>) {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
+  } else {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+template <class T>
+T rounded(T x, unsigned_of<T> zero) {
+  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
+}
+
+template <class T, class Op>
+void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                      std::size_t count) {
+  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
+  if constexpr (Real<T>) {
+    using C = compute_type<T>;
+    const auto o = static_cast<T*>(out);
+    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
+    unsigned_of<C> zero = 0;
+    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    for_each_index(count, [=](std::size_t i) {
+      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
+      o[i] = Op::template apply<C>(x, y);
+    });
+  }
+}
+
+template <class T>
+void scaled(void* out, const void* mine, std::size_t count, double scale) {
+  if constexpr (Real<T>) {
+    if (scale != 1) {
+      const auto o = static_cast<T*>(out);
+      const auto a = static_cast<const T*>(mine);
+      const auto factor = static_cast<compute_type<T>>(scale);
+      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
+      return;
+    }
+  }
+  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
+}
+
+}  // namespace detail
+
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale) {
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
+                    dtype<T>);
+  const auto with = [&]<class Operator>(Operator) -> Reduction {
+    return {
+        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+        &detail::scaled<T>};
+  };
+  if (op == ReduceOp::min) return with(detail::Min{});
+  if (op == ReduceOp::max) return with(detail::Max{});
+  return with(detail::Sum{});
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+
+// <chorus/comm/transport/transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
+
+// <chorus/comm/transport/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+/// `Envelope`: the call to which a piece of data belongs.
+
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// Longer texts are cut off.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// It ends before the last character, even if a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
+namespace chorus::comm {
+
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+static_assert(is_message<Envelope, 16>);
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+
+// <chorus/comm/transport/window.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+
+namespace chorus::comm {
+
+/// Names data of a process for other processes. Between threads an address is enough.
+struct Window {
+  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t bytes = 0;   ///< of the whole region
+  std::uint64_t offset = 0;  ///< of the data in the region
+  std::byte* address = nullptr;
+  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t reserved = 0;
+};
+static_assert(is_message<Window, 40>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
+
+namespace chorus::comm {
+
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
+struct LinkError : Error {
+  using Error::Error;
+};
+struct LinkTimeout : LinkError {
+  using LinkError::LinkError;
+};
+
+namespace detail {
+inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(out, in, bytes);
+}
+}  // namespace detail
+
+/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
+/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+///
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
+class Transport {
+ public:
+  struct Piece {
+    Envelope envelope;
+    const std::byte* data = nullptr;  ///< aligned to 64 bytes, valid until `release`
+    std::size_t bytes = 0;
+  };
+
+  Transport(int me, int ranks, std::size_t piece_limit, std::size_t queue_limit, std::chrono::milliseconds limit)
+      : rank(me), size(ranks), piece_bytes(piece_limit), queue_pieces(queue_limit), timeout(limit) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  virtual std::byte* acquire(int peer) = 0;
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
+    detail::copy_bytes(slot, data, bytes);
+  }
+  /// Sends the first `bytes` of the memory of `acquire`.
+  virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
+    fill(peer, acquire(peer), data, bytes);
+    publish(peer, envelope, bytes);
+  }
+  /// Whether `send` has copied the data when it returns.
+  virtual bool copies() const { return true; }
+  /// Waits for the next piece from `peer`; `release` gives its room back.
+  virtual Piece receive(int peer) = 0;
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
+  virtual void release(int peer) = 0;
+  /// Whether `receive` would return at once.
+  virtual bool has_piece(int peer) = 0;
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  virtual void flush() = 0;
+  /// Throws if the group is known to have failed. Cheap.
+  virtual void check() = 0;
+  /// The same with a check of other processes: throws if one of the group has died, too.
+  virtual void check_peers() { check(); }
+  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
+  /// any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
+  virtual void set_names(const std::vector<int>&) {}
+
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  virtual std::span<const int> machines() const { return {}; }
+
+  // For ranks that work in each other's memory: see in_place.hpp.
+
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
+  /// How others find this rank's data; without a key if they can't reach it.
+  virtual Window window(std::byte*, std::size_t) { return {}; }
+  /// Whether all ranks have mapped the window's memory.
+  virtual bool is_mapped(const Window&) { return true; }
+  virtual void note_mapped(const Window&) {}
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  virtual std::byte* open(int, const Window&) { return nullptr; }
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
+  virtual void works_in_place(bool) {}
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  virtual void await_hands_off() noexcept {}
+  /// Whether work in the others' memory was recently slower than a queue would be.
+  virtual bool seems_far() { return false; }
+  virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
+  /// Whether the question is useful; all ranks of a group have the same here.
+  bool reaches_peers = false;
+
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  bool counts_bytes = true;
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  trace::Listener* step_listener = nullptr;
+
+  const int rank, size;
+  const std::size_t piece_bytes, queue_pieces;
+  const std::chrono::milliseconds timeout;
+  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  const std::atomic<bool>* may_spin = nullptr;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+
+namespace chorus::comm {
+
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+struct Collective {
+  Transport& link;
+  const Envelope& call;
+  const Reduction& reduction;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
+  std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
+  trace::Lane lane = trace::Lane::communication;  ///< of its steps
+  int own = members.empty()                       ///< this rank's place in the ring
+                ? link.rank
+                : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
+
+  int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
+  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
+  /// The rank at that place.
+  int neighbour(int steps) const {
+    return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
+  }
+  int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
+  /// Counts bytes that this rank sends to another one.
+  void sent(int to, std::size_t bytes) const {
+    if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
+  }
+  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
+  /// the one before, so there is no circle of ranks that wait for room.
+  std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
+  std::size_t longest_piece(std::size_t count) const {
+    const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
+    return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
+  }
+};
+
+namespace detail {
+
+inline constexpr int nobody = -1;
+
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+struct Step {
+  int from = nobody, to = nobody;
+  const std::byte* mine = nullptr;
+  std::byte* store = nullptr;
+};
+
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
+  const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
+                   " belong");
+  return piece;
+}
+
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
+[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+                                                   std::size_t count, const std::byte* value, std::int64_t begin) {
+  chorus::detail::JsonObject args;
+  args.field("sequence", c.call.sequence);
+  if (m.from != nobody) args.field("from", c.name(m.from));
+  if (m.to != nobody) args.field("to", c.name(m.to));
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
+  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+    return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
+  };
+  const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
+  if (offset < c.extent) args.field("offset", offset / c.reduction.element);
+  args.field("count", count).field("bytes", count * c.reduction.element);
+  if (value != nullptr && count != 0) {
+    float single = 0;
+    double number = 0;
+    if (c.call.dtype == DType::f32) {
+      std::memcpy(&single, value, sizeof single);
+      args.field("first", static_cast<double>(single));
+    } else if (c.call.dtype == DType::f64) {
+      std::memcpy(&number, value, sizeof number);
+      args.field("first", number);
+    }
+  }
+  const bool adds = m.from != nobody && m.mine != nullptr;
+  const auto name = m.from == nobody ? std::string("send")
+                                     : cat(adds ? "add" : "receive", m.store != nullptr ? " and store" : "",
+                                           m.to == nobody ? "" : " and send");
+  listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
+}
+
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+inline void relay(const Collective& c, Step m, std::size_t count) {
+  const auto element = c.reduction.element, per_piece = c.longest_piece(count);
+  auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
+  const bool tells = listener != nullptr && listener->wants_steps();
+  do {
+    const auto begin = tells ? listener->now() : 0;
+    const auto n = std::min(count, per_piece), bytes = n * element;
+    const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
+    const std::byte* value = m.mine ? m.mine : in;
+    std::byte* slot = nullptr;
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+      std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
+      if (in) {
+        c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
+      } else {
+        c.reduction.scaled(out, m.mine, n, c.reduction.scale);
+      }
+      value = out;
+    } else if (m.store) {
+      if (m.store != value) copy_bytes(m.store, value, bytes);
+      value = m.store;
+    }
+    if (slot) c.link.publish(m.to, c.call, bytes);
+    if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
+    if (m.to != nobody) c.sent(m.to, bytes);
+    if (tells) [[unlikely]]
+      tell_step(*listener, c, m, n, value, begin);
+    if (in) c.link.release(m.from);
+    if (m.mine) m.mine += bytes;
+    if (m.store) m.store += bytes;
+    count -= n;
+  } while (count != 0);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+
+namespace chorus::comm {
+
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+inline void dissemination_barrier(const Collective& c) {
+  for (int distance = 1; distance < c.size(); distance *= 2) {
+    detail::relay(c, {.to = c.neighbour(distance)}, 0);
+    detail::relay(c, {.from = c.neighbour(-distance)}, 0);
+  }
+}
+
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
+inline void monitored_barrier(const Collective& c) {
+  if (c.link.rank != 0) {
+    detail::relay(c, {.to = 0}, 0);
+    for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
+    return;
+  }
+  const auto deadline = Clock::now() + c.link.timeout * 9 / 10;  // before the others' own
+  std::vector<int> missing(static_cast<std::size_t>(c.size() - 1));
+  for (std::size_t i = 0; i < missing.size(); ++i) missing[i] = static_cast<int>(i) + 1;
+  while (!missing.empty() && Clock::now() < deadline) {
+    c.link.check_peers();
+    const auto before = missing.size();
+    std::erase_if(missing, [&](int peer) {
+      const bool came = c.link.has_piece(peer);
+      if (!came) return false;
+      detail::relay(c, {.from = peer}, 0);
+      detail::relay(c, {.to = peer}, 0);
+      return true;
+    });
+    if (missing.size() == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::string names;
+  for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
+  if (!missing.empty())
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+                      c.link.timeout.count() * 9 / 10, " ms");
+  for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+
+// <chorus/comm/algorithms/selection.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+/// The algorithm for each call: the tables of a communicator over a Transport.
+
+// <chorus/comm/algorithms/bruck.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+/// All-gather in ceil(log2 N) rounds, for messages so short that rounds cost more than bytes (Bruck, Ho, Kipnis, Upfal
+/// and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997).
+///
+/// After the round of distance d a rank holds the chunks of the 2 d ranks that end with itself:
+///
+///   distance 1   rank r sends its own chunk to rank r + 1, and has those of r and r - 1
+///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
+///   distance 4   it sends all four to rank r + 4, ...
+///
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
+
+namespace chorus::comm {
+
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
+inline constexpr std::size_t most_bruck_bytes = 16 << 10;
+
+namespace detail {
+
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
+struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
+
+/// chunks: first only this rank's; then all.
+inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
+  const int n = c.size();
+  const auto chunk = count * c.reduction.element;
+  for (int distance = 1; distance < n; distance *= 2) {
+    const auto moved = static_cast<std::size_t>(std::min(distance, n - distance)) * count;
+    std::byte* const place = chunks.data() + static_cast<std::size_t>(distance) * chunk;
+    relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
+    relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
+  }
+  c.link.flush();  // `chunks` is sent from its place
+}
+
+}  // namespace detail
+
+/// mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`. Bytes sent: (N - 1) / N
+/// of `all`, as in the ring.
+inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto chunk = count * c.reduction.element;
+  detail::BruckChunks chunks;
+  detail::copy_bytes(chunks.data(), mine, chunk);
+  detail::bruck_rounds(c, chunks, count);
+  for (int steps = 0; steps < c.size(); ++steps)
+    detail::copy_bytes(all + static_cast<std::size_t>(c.place(-steps)) * chunk,
+                       chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
+}
+
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  auto plain = c.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Collective gather{c.link, c.call, plain, c.traffic, c.members};
+  detail::BruckChunks chunks;
+  c.reduction.scaled(chunks.data(), data, count, c.reduction.scale);
+  detail::bruck_rounds(gather, chunks, count);
+  const auto of = [&](int place) {
+    const int steps = (c.place() - place + c.size()) % c.size();
+    return chunks.data() + static_cast<std::size_t>(steps) * count * c.reduction.element;
+  };
+  const std::byte* sum = of(0);
+  for (int place = 1; place < c.size(); ++place) {
+    c.reduction.combine(data, sum, of(place), count);
+    sum = data;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
+
+// <chorus/comm/algorithms/direct.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+/// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
+///
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
+
+namespace chorus::comm {
+
+/// The number of pieces that a queue has to hold.
+inline constexpr std::size_t direct_queue_pieces = 7;
+
+namespace detail {
+
+/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element, per_piece = c.longest_piece(count);
+  const int peer = 1 - c.link.rank;
+  const bool left = c.link.rank == 0;
+  std::size_t sent = 0, done = 0;
+  const auto send = [&] {
+    const auto n = std::min(count - sent, per_piece), bytes = n * element;
+    const auto mine = data + sent * element, slot = c.link.acquire(peer);
+    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
+    c.link.fill(peer, slot, mine, bytes);
+    c.link.publish(peer, c.call, bytes);
+    c.sent(peer, bytes);
+    sent += n;
+  };
+  send();
+  do {  // one piece ahead, so that the peer never waits for this rank's additions
+    if (sent < count) send();
+    const auto n = std::min(count - done, per_piece);
+    const auto mine = data + done * element;
+    const auto* theirs = receive(c, peer, n * element).data;
+    reduction.combine(mine, left ? mine : theirs, left ? theirs : mine, n);
+    c.link.release(peer);
+    done += n;
+  } while (done < count);
+}
+
+/// One block of data, of which each rank owns at most a piece.
+class DirectBlock {
+ public:
+  DirectBlock(const Collective& c, std::byte* data, std::size_t count)
+      : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
+
+  /// To every owner its chunk.
+  void contribute() const {
+    for (int owner = 0; owner < size(); ++owner) {
+      if (owner == rank()) continue;
+      std::byte* const slot = c_.link.acquire(owner);
+      c_.reduction.scaled(slot, at(owner), length(owner), c_.reduction.scale);
+      send(owner, length(owner));
+    }
+  }
+
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  void reduce() const {
+    const auto own = length(rank()), bytes = own * element_;
+    const double scale = c_.reduction.scale;
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
+    const int first = rank() == 0 ? 1 : 0;
+    std::byte* const sum = c_.link.acquire(first);
+    const std::byte* left = nullptr;
+    for (int from = 0; from < size(); ++from) {
+      const bool mine = from == rank();
+      const std::byte* right = mine ? at(rank()) : receive(c_, from, bytes).data;
+      if (left != nullptr) {
+        c_.reduction.combine(sum, left, right, own);
+      } else if (mine) {
+        copy_bytes(sum, right, bytes);
+      }
+      if (from == 1 && first == 0) c_.link.release(0);  // rank 0's piece was the left side so far
+      if (!mine && from != 0) c_.link.release(from);
+      left = left == nullptr && !mine ? right : sum;
+    }
+    copy_bytes(at(rank()), sum, bytes);
+    for (int to = first + 1; to < size(); ++to)
+      if (to != rank()) c_.link.fill(to, c_.link.acquire(to), sum, bytes);
+    for (int to = 0; to < size(); ++to)
+      if (to != rank()) send(to, own);
+  }
+
+  /// The other owners' sums.
+  void collect() const {
+    for (int owner = 0; owner < size(); ++owner) {
+      if (owner == rank()) continue;
+      const auto bytes = length(owner) * element_;
+      copy_bytes(at(owner), receive(c_, owner, bytes).data, bytes);
+      c_.link.release(owner);
+    }
+  }
+
+ private:
+  int rank() const { return c_.link.rank; }
+  int size() const { return c_.link.size; }
+  std::size_t start(int owner) const {
+    return count_ * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
+  std::size_t length(int owner) const { return start(owner + 1) - start(owner); }
+  std::byte* at(int owner) const { return data_ + start(owner) * element_; }
+  void send(int to, std::size_t numbers) const {
+    c_.link.publish(to, c_.call, numbers * element_);
+    c_.sent(to, numbers * element_);
+  }
+
+  const Collective& c_;
+  std::byte* data_;
+  std::size_t count_, element_;
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Bytes sent: 2 (n - 1) / n of the data, to within n - 2 numbers.
+inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  if (c.link.size == 2) return detail::exchange_all_reduce(c, data, count);
+  const auto element = c.reduction.element;
+  const auto longest = static_cast<std::size_t>(c.link.size) * (c.link.piece_bytes / element);
+  const auto blocks = std::max<std::size_t>(1, (count + longest - 1) / longest);
+  const auto block = [&](std::size_t i) {
+    return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
+  };
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
+  check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
+                   " pieces");
+  for (std::size_t i = 0; i < blocks + 2; ++i) {
+    if (i < blocks) block(i).contribute();
+    if (i >= 1 && i - 1 < blocks) block(i - 1).reduce();
+    if (i >= 2) block(i - 2).collect();
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
+
+// <chorus/comm/algorithms/hierarchical.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+/// `hierarchical_all_reduce`: within machines first, then once between them.
+///
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
+/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
+/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
+/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
+/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+
+// <chorus/comm/algorithms/ring.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+/// The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): rank r
+/// sends to rank r + 1 only, and receives from rank r - 1 only.
+///
+/// An all-reduce of K bytes on N ranks cuts them into N chunks of K/N and has two halves:
+///
+///   reduce-scatter, N - 1 steps   chunk c starts at rank c + 1 and goes once around; each rank adds its own numbers
+///                                 to it, so that it is complete when it comes to rank c
+///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
+///
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+///
+/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// place.
+struct RingSteps {
+  const Collective& c;
+  const int next = c.neighbour(1), previous = c.neighbour(-1);
+
+  void send(const std::byte* own, std::size_t count) const { relay(c, {.to = next, .mine = own}, count); }
+  void add_and_send(const std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .mine = own}, count);
+  }
+  void add_and_store(const std::byte* own, std::byte* sum, std::size_t count) const {
+    relay(c, {.from = previous, .mine = own, .store = sum}, count);
+  }
+  void add_store_and_send(std::byte* own, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .mine = own, .store = own}, count);
+  }
+  void copy_and_send(const std::byte* own, std::byte* copy, std::size_t count) const {
+    relay(c, {.to = next, .mine = own, .store = own == copy ? nullptr : copy}, count);
+  }
+  void store_and_send(std::byte* place, std::size_t count) const {
+    relay(c, {.from = previous, .to = next, .store = place}, count);
+  }
+  void store(std::byte* place, std::size_t count) const { relay(c, {.from = previous, .store = place}, count); }
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Bytes sent: 2 (N - 1) / N of the data, to within 2 numbers when N does not divide
+/// count.
+inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const int n = c.size();
+  const detail::RingSteps ring{c};
+  do {  // segments that fit the queues and the caches
+    const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
+    // The chunk of the rank `steps` further on.
+    const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
+    const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
+    const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
+
+    // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
+    ring.send(at(-1), length(-1));
+    for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    ring.add_store_and_send(at(0), length(0));
+    for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
+    ring.store(at(1), length(1));
+
+    data += segment * c.reduction.element;
+    count -= segment;
+  } while (count != 0);
+}
+
+/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// `all`.
+inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.send(at(-1), length);
+    for (int step = 2; step < c.size(); ++step) ring.add_and_send(at(-step), length);
+    ring.add_and_store(at(0), mine, length);
+
+    all += length * element;
+    mine += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// Bytes sent: (N - 1) / N of `all`.
+inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
+  const auto element = c.reduction.element, stride = count * element;
+  const detail::RingSteps ring{c};
+  do {
+    const auto length = std::min(count, c.longest_chunk());
+    const auto at = [&](int steps) { return all + static_cast<std::size_t>(c.place(steps)) * stride; };
+
+    ring.copy_and_send(mine, at(0), length);
+    for (int step = 1; step < c.size() - 1; ++step) ring.store_and_send(at(-step), length);
+    ring.store(at(1), length);
+
+    mine += length * element;
+    all += length * element;
+    count -= length;
+  } while (count != 0);
+}
+
+/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
+/// last sends the whole data once.
+inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
+  const detail::RingSteps ring{c};
+  if (c.link.rank == root) return ring.send(data, count);
+  if (ring.next == root) return ring.store(data, count);
+  ring.store_and_send(data, count);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
+
+namespace chorus::comm {
+
+/// data: count numbers, in place. Sums are the same bits on all ranks.
+inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto machines = c.link.machines();
+  const int own_machine = machines[static_cast<std::size_t>(c.link.rank)];
+  std::vector<int> local, leaders;
+  {
+    std::unordered_set<int> seen;
+    for (int rank = 0; rank < c.link.size; ++rank) {
+      const int machine = machines[static_cast<std::size_t>(rank)];
+      if (machine == own_machine) local.push_back(rank);
+      const bool as_before = rank > 0 && machine == machines[static_cast<std::size_t>(rank - 1)];
+      if (!as_before && seen.insert(machine).second) leaders.push_back(rank);  // the first rank of its machine
+    }
+  }
+  const bool leads = local.front() == c.link.rank, ends = local.back() == c.link.rank;
+  auto plain = c.reduction;  // contributions are scaled once
+  plain.scale = 1;
+  const Collective inside{c.link, c.call, c.reduction, c.traffic, local};
+  const Collective back{c.link, c.call, plain, c.traffic, local};
+  const Collective across{c.link, c.call, plain, c.traffic, leaders};
+  const int before = inside.neighbour(-1), after = inside.neighbour(1);
+  const auto element = c.reduction.element;
+  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  detail::relay(c, {.to = c.neighbour(1)}, 0);
+  detail::relay(c, {.from = c.neighbour(-1)}, 0);
+  do {
+    const auto segment = std::min(count, leaders.size() * c.longest_chunk());
+    if (local.size() == 1) {
+      c.reduction.scaled(data, data, segment, c.reduction.scale);
+    } else if (leads) {
+      detail::relay(inside, {.from = after, .mine = data, .store = data}, segment);
+    } else {
+      detail::relay(inside, {.from = ends ? detail::nobody : after, .to = before, .mine = data}, segment);
+    }
+    if (leads && leaders.size() > 1) ring_all_reduce(across, data, segment);
+    c.link.flush();
+    if (local.size() > 1) ring_broadcast(back, data, segment, local.front());
+    data += segment * element;
+    count -= segment;
+  } while (count != 0);
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
+
+// <chorus/comm/algorithms/in_place.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
+///
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
+/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// A rank's first message to the others.
+struct Offer {
+  Window window = {};
+  double scale = 1;
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
+};
+
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
+inline int the_one_ahead(const Offer& zero, const Offer& one) {
+  constexpr std::int64_t at_once = 20'000;  // ns
+  if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
+  if (zero.idle != 0 || std::abs(zero.came - one.came) < at_once) return nobody;
+  return zero.came < one.came ? 0 : 1;
+}
+
+/// The data of all ranks in one call.
+class InPlace {
+ public:
+  static constexpr int most_ranks = 8;
+
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
+    if (!link_.reaches_peers) return;
+    offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
+    auto& own = offers_[at(rank())];
+    own.fresh = own.window.key != 0 && !link_.is_mapped(own.window) ? 1 : 0;
+    own.far = or_sent && link_.seems_far() ? 1 : 0;
+    own.came = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    own.idle = link_.may_spin && *link_.may_spin ? 1 : 0;
+    tell(reinterpret_cast<const std::byte*>(&own), sizeof own);
+    for_others([&](int peer) {
+      std::memcpy(&offers_[at(peer)], receive(c_, peer, sizeof(Offer)).data, sizeof(Offer));
+      link_.release(peer);
+    });
+    bool all_show = true, all_near = true, any_fresh = false;
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& offer = offers_[at(peer)];
+      all_show = all_show && offer.window.key != 0;
+      all_near = all_near && offer.far == 0;
+      any_fresh = any_fresh || offer.fresh != 0;
+    }
+    if (!all_show || (!all_near && !any_fresh)) return;
+    bool mapped = true;
+    data_[at(rank())] = data;
+    for_others([&](int peer) {
+      data_[at(peer)] = link_.open(peer, offers_[at(peer)].window);
+      mapped = mapped && data_[at(peer)] != nullptr;
+    });
+    if (any_fresh) mapped = all_agree(mapped);
+    check<LinkError>(mapped || any_fresh, "a rank's memory, mapped before, is no longer there");
+    if (!mapped) link_.reaches_peers = false;
+    if (mapped && own.fresh != 0) link_.note_mapped(own.window);
+    agreed_ = mapped && all_near;
+  }
+
+  /// Whether the call continues here. All ranks reach the same answer.
+  bool agreed() const { return agreed_; }
+  std::byte* of(int peer) const { return data_[at(peer)]; }
+  double scale_of(int peer) const { return offers_[at(peer)].scale; }
+
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
+  std::size_t chunk_begin(int owner, std::size_t count) const {
+    const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
+    if (ahead != nobody) return owner > ahead ? count : 0;
+    return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
+  }
+
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  template <class Sent>
+  bool done(const Sent& sent) const {
+    for_others([&](int peer) { c_.sent(peer, sent(peer)); });
+    tell();
+    for_others([&](int peer) {
+      receive(c_, peer, 0);
+      link_.release(peer);
+    });
+    return true;
+  }
+
+  int rank() const { return link_.rank; }
+  int size() const { return link_.size; }
+  template <class F>
+  void for_others(const F& f) const {
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) f(peer);
+  }
+
+ private:
+  static std::size_t at(int peer) { return static_cast<std::size_t>(peer); }
+
+  void tell(const std::byte* message = nullptr, std::size_t bytes = 0) const {
+    for_others([&](int peer) {
+      copy_bytes(link_.acquire(peer), message, bytes);
+      link_.publish(peer, c_.call, bytes);
+    });
+  }
+  [[gnu::cold]] bool all_agree(bool own) const {
+    const auto vote = static_cast<std::byte>(own ? 1 : 0);
+    tell(&vote, 1);
+    bool all = own;
+    for_others([&](int peer) {
+      all = *receive(c_, peer, 1).data == std::byte{1} && all;
+      link_.release(peer);
+    });
+    return all;
+  }
+
+  const Collective& c_;
+  Transport& link_;
+  std::array<Offer, most_ranks> offers_;
+  std::array<std::byte*, most_ranks> data_{};
+  bool agreed_ = false;
+};
+
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+inline constexpr std::size_t block_bytes = 4096;
+
+inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += block_bytes) {
+    c.link.check();
+    copy_bytes(out + i, in + i, std::min(block_bytes, bytes - i));
+  }
+}
+
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
+/// rank has it at `begin` of its data, too.
+inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
+                            std::size_t count, bool to_all) {
+  const auto& reduction = c.reduction;
+  const auto element = reduction.element;
+  alignas(64) std::array<std::byte, block_bytes> partial;
+  while (count != 0) {
+    c.link.check();
+    const auto n = std::min(count, block_bytes / element);
+    const auto numbers = [&](int peer) { return all.of(peer) + begin * element; };
+    const std::byte* left = numbers(0);
+    double scale = all.scale_of(0);
+    for (int peer = 1; peer < all.size(); ++peer) {
+      std::byte* const to = peer + 1 == all.size() ? out : partial.data();
+      reduction.combine_products(to, left, scale, numbers(peer), all.scale_of(peer), n);
+      left = to;
+      scale = 1;
+    }
+    if (to_all) all.for_others([&](int peer) { copy_bytes(numbers(peer), out, n * element); });
+    out += n * element;
+    begin += n;
+    count -= n;
+  }
+}
+
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+class WorkInPlace {
+ public:
+  WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
+  ~WorkInPlace() {
+    link_.works_in_place(false);
+    link_.note_work_in_place(bytes_, Clock::now() - start_);
+  }
+  WorkInPlace(const WorkInPlace&) = delete;
+  WorkInPlace& operator=(const WorkInPlace&) = delete;
+
+ private:
+  Transport& link_;
+  std::size_t bytes_;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace detail
+
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
+inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
+  const auto element = c.reduction.element;
+  // Two numbers have only one sum; of more, the ring makes another in another order.
+  const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
+  if (!all.agreed()) return false;
+  const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
+  const auto begin = all.chunk_begin(all.rank(), count), own = chunk(all.rank());
+  if (own != 0) {
+    const detail::WorkInPlace work(c.link, 2 * own * element);
+    detail::reduce_in_place(c, all, data + begin * element, begin, own, true);
+  }
+  return all.done([&](int peer) { return (own + chunk(peer)) * element; });
+}
+
+/// all: size * count numbers, of which each rank has its own chunk.
+inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
+  const auto bytes = count * c.reduction.element;
+  const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
+  if (!all.agreed()) return false;
+  const auto place = [&](int peer) { return whole + static_cast<std::size_t>(peer) * bytes; };
+  const auto from_others = bytes * static_cast<std::size_t>(all.size() - 1);
+  {
+    const detail::WorkInPlace work(c.link, from_others);
+    all.for_others([&](int peer) { detail::copy_in_blocks(c, place(peer), all.of(peer), bytes); });
+  }
+  if (mine != place(all.rank())) detail::copy_bytes(place(all.rank()), mine, bytes);
+  return all.done([&](int) { return bytes; });
+}
+
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
+  const auto element = c.reduction.element, bytes = count * element;
+  const auto ranks = static_cast<std::size_t>(c.link.size);
+  const detail::InPlace all(c, const_cast<std::byte*>(whole), ranks * bytes, c.link.size == 2);
+  if (!all.agreed()) return false;
+  {
+    const detail::WorkInPlace work(c.link, bytes);
+    detail::reduce_in_place(c, all, mine, static_cast<std::size_t>(all.rank()) * count, count, false);
+  }
+  return all.done([&](int) { return bytes; });
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+template <class... Data>
+struct Row {
+  Algorithm algorithm;
+  bool (*gains)(const Collective&, std::size_t bytes);
+  bool (*run)(const Collective&, Data...);
+};
+
+/// The algorithm that always works.
+template <auto algorithm>
+inline constexpr auto always = [](const Collective& c, auto... data) {
+  algorithm(c, data...);
+  return true;
+};
+
+inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
+inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
+inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
+/// Long enough that the algorithm matters more than one more message.
+inline bool gains_in_place(const Collective& c, std::size_t bytes) {
+  return share_memory(c.link) && bytes > std::size_t{4} << 10;
+}
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+inline bool gains_directly(const Collective& c, std::size_t bytes) {
+  if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
+  return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
+}
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
+         bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
+}
+/// The ring has N - 1 rounds here; three ranks have two in both.
+inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
+  return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
+}
+
+// The first row that gains serves a call.
+
+inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
+    {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
+    {Algorithm::in_place, &gains_in_place, &in_place_all_reduce},
+    {Algorithm::bruck, &reduces_in_few_rounds, always<&bruck_all_reduce>},
+    {Algorithm::direct, &gains_directly, always<&direct_all_reduce>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_reduce>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> all_gather_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_all_gather},
+    {Algorithm::bruck, &gathers_in_few_rounds, always<&bruck_all_gather>},
+    {Algorithm::ring, &gains_anywhere, always<&ring_all_gather>},
+};
+inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_rows[] = {
+    {Algorithm::in_place, &gains_in_place, &in_place_reduce_scatter},
+    {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
+};
+
+/// The algorithms that a user can request, and where each is possible.
+struct Choice {
+  Algorithm algorithm;
+  bool (*possible)(const Transport&);
+  std::string_view needs;
+};
+
+inline constexpr Choice all_reduce_choices[] = {
+    {Algorithm::automatic, [](const Transport&) { return true; }, ""},
+    {Algorithm::ring, [](const Transport&) { return true; }, ""},
+    {Algorithm::direct, [](const Transport& link) { return link.queue_pieces >= direct_queue_pieces; },
+     "longer queues between ranks"},
+    {Algorithm::in_place, &share_memory, "at most 8 ranks that share memory (backend shm or thread)"},
+    {Algorithm::hierarchical,
+     [](const Transport& link) {
+       const auto on = link.machines();
+       return std::any_of(on.begin(), on.end(), [&](int machine) { return machine != on.front(); });
+     },
+     "several machines, and backend hierarchical"},
+};
+
+}  // namespace detail
+
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
+[[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
+  std::string possible, lacking;
+  for (const auto& choice : detail::all_reduce_choices) {
+    if (choice.possible(link))
+      possible += cat(possible.empty() ? "" : ", ", choice.algorithm);
+    else if (choice.algorithm == asked)
+      lacking = choice.needs;
+  }
+  check<UsageError>(lacking.empty(), "rank ", link.rank, ": all-reduce ", asked, " needs ", lacking, "; ", link.size,
+                    " ranks over ", carrier, " can do: ", possible);
+}
+
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
+template <std::size_t rows, class... Data, class Note>
+void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
+                 const Note& note, std::type_identity_t<Data>... data) {
+  for (const auto& row : table) {
+    const bool serves = asked == Algorithm::automatic ? row.gains(c, bytes)
+                                                      : row.algorithm == asked || row.algorithm == Algorithm::ring;
+    if (!serves) continue;
+    note(row.algorithm);
+    if (row.run(c, data...)) return;
+  }
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
+
+// <chorus/comm/engine/queued_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+/// `QueuedEngine`: an engine that runs its calls one after another, blocking ones in the caller's thread, asynchronous
+/// ones in a thread of its own.
+
+// <chorus/comm/engine/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Reading the environment.
+
+namespace chorus::detail {
+
+/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::comm {
+
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+struct NamedCall {
+  Envelope envelope = {};
+  int bucket = -1;
+  int unit = -1;
+  int peer = 0;                ///< of a message
+  bool receives = false;       ///< a message
+  const char* name = nullptr;  ///< instead of the envelope
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
+
+  [[gnu::cold]] std::string text() const {
+    std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (name != nullptr)
+      out += grouped ? cat(name, " #", envelope.sequence) : name;
+    else
+      out += cat(envelope.op != Op::message ? "" : receives ? "receiving " : "sending ", envelope);
+    if (bucket >= 0) out += cat(", gradient bucket ", bucket);
+    if (unit >= 0) out += cat(", unit ", unit, " of the parameters");
+    return out;
+  }
+};
+
+/// Its owner holds a lock.
+class FlightRecorder {
+ public:
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
+  explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
+      : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
+    for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
+  }
+
+  /// Records a call that begins, and returns its number.
+  std::uint64_t begin(const NamedCall& call) {
+    entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
+    return calls_++;
+  }
+  /// Updates the record of a call with better knowledge.
+  void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
+  void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
+  Clock::duration end(std::uint64_t number, bool failed = false) {
+    if (calls_ - number > entries_.size()) return {};
+    auto& entry = entries_[number % entries_.size()];
+    entry.state = failed ? Entry::failed : Entry::done;
+    entry.ended = Clock::now();
+    return entry.ended - entry.begun;
+  }
+  /// The number of the newest call, if there is one.
+  std::uint64_t newest() const { return calls_ - 1; }
+  const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
+
+  /// A line for each call.
+  [[gnu::cold]] std::string lines() const {
+    const auto microseconds = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    std::string out;
+    for (auto i = calls_ - std::min<std::uint64_t>(calls_, entries_.size()); i < calls_; ++i) {
+      const auto& entry = entries_[i % entries_.size()];
+      out += cat("rank ", rank_, ": ", group_, group_.empty() ? "" : ": ", engine_, engine_.empty() ? "" : ": ",
+                 "call ", i, ": ", entry.call.text());
+      if (entry.call.envelope.op == Op::message && entry.call.name == nullptr)
+        out += cat(entry.call.receives ? " from rank " : " to rank ", entry.call.peer);
+      if (entry.call.algorithm != Algorithm::automatic) out += cat(", by ", entry.call.algorithm);
+      out += cat(", at ", microseconds(entry.begun - born_), " us");
+      if (entry.state == Entry::runs) {
+        out += cat(", under way for ", microseconds(Clock::now() - entry.begun), " us\n");
+      } else {
+        out += cat(entry.state == Entry::done ? ", took " : ", failed after ", microseconds(entry.ended - entry.begun),
+                   " us\n");
+      }
+    }
+    return out;
+  }
+
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
+  [[gnu::cold]] void dump() const {
+    const char* where = wanted();
+    if (where == nullptr) return;
+    const auto text = lines();
+    const bool to_stderr = std::string_view(where) == "stderr";
+    const auto path =
+        cat(where, group_.empty() ? "" : ".", group_, engine_.empty() ? "" : ".", engine_, ".rank", rank_);
+    const chorus::detail::HeldSignal held(SIGXFSZ);
+    std::FILE* const file = to_stderr ? stderr : chorus::detail::open_to_write(path.c_str());
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = (to_stderr ? std::fflush(file) : std::fclose(file)) == 0 && written;
+    if (!written) chorus::detail::say(cat("the flight record cannot be written to ", path, ": ", std::strerror(errno)));
+  }
+
+ private:
+  struct Entry {
+    NamedCall call = {};
+    enum { runs, done, failed } state = runs;
+    Clock::time_point begun{}, ended{};
+  };
+
+  const int rank_;
+  const std::string_view engine_;
+  std::string group_;  // `group_2_3`
+  const Clock::time_point born_ = Clock::now();
+  std::array<Entry, 64> entries_;  // in turn
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+
+// <chorus/comm/engine/in_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+
+namespace chorus::comm {
+
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
+class InOrder final : public Progress {
+ public:
+  explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
+  ~InOrder() override { stop(); }
+
+  /// Whether the calling thread only waits for the running call.
+  const std::atomic<bool>& caller_waits() const { return caller_waits_; }
+
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
+  void now(const Call& call) {
+    std::unique_lock lock(mutex_);
+    caller_waits_ = true;
+    work_until(lock, [this] { return !running_ && calls_.empty(); });
+    ++given_;
+    const auto failure = execute(lock, call);
+    caller_waits_ = false;
+    hand_over();
+    if (failure) failure.raise();
+  }
+
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
+  std::uint64_t later(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
+    if (!failure_) calls_.push_back(call);
+    hand_over();
+    return ++given_;
+  }
+
+  void wait(std::uint64_t ticket) override {
+    std::unique_lock lock(mutex_);
+    caller_waits_ = true;
+    work_until(lock, [&] { return finished_ >= ticket || failure_; });
+    caller_waits_ = false;
+    hand_over();
+    if (finished_ < ticket) failure_.raise();
+  }
+
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    return finished_ >= ticket || bool(failure_);
+  }
+
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  template <class Ask>
+  auto when_idle(const Ask& ask) -> decltype(ask()) {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !calls_.empty()) return {};
+    return ask();
+  }
+
+  /// Finishes all calls and ends the thread.
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      to_do_.notify_one();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  /// Runs the calls, or waits while another thread does.
+  template <class Enough>
+  void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
+    while (!enough()) {
+      if (!running_ && !calls_.empty())
+        execute(lock, next());
+      else
+        done_.wait(lock);
+    }
+  }
+  /// The background thread runs the calls that a caller leaves.
+  void hand_over() {
+    if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
+  }
+
+  Call next() {
+    const Call call = calls_[first_++];
+    if (first_ == calls_.size()) {  // keeps its memory
+      calls_.clear();
+      first_ = 0;
+    }
+    return call;
+  }
+
+  Failure execute(std::unique_lock<std::mutex>& lock, const Call& call) {
+    running_ = true;
+    lock.unlock();
+    const auto failure = run_(call);
+    lock.lock();
+    running_ = false;
+    if (!failure) {
+      ++finished_;
+    } else if (!failure_) {
+      failure_ = failure;
+      calls_.clear();
+      first_ = 0;
+    }
+    done_.notify_all();
+    return failure;
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      to_do_.wait(lock, [&] { return !running_ && (stopping_ || !calls_.empty()); });
+      if (calls_.empty()) return;
+      execute(lock, next());
+    }
+  }
+
+  const std::function<Failure(const Call&)> run_;
+  std::mutex mutex_;
+  std::condition_variable to_do_, done_;  // for the background thread; for callers
+  std::vector<Call> calls_;               // those from first_ on wait
+  std::size_t first_ = 0;
+  std::uint64_t given_ = 0, finished_ = 0;
+  Failure failure_;
+  bool running_ = false, stopping_ = false;
+  std::atomic<bool> caller_waits_{false};
+  std::thread thread_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
+
+// <chorus/comm/engine/traced_call.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
+
+namespace chorus::comm {
+
+struct TracedCall {
+  std::string name, args;  ///< args: fields of a JSON object
+
+  /// `members`, see World: of a group that is not the whole job.
+  [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
+                           const std::vector<int>& members = {}) {
+    const auto& envelope = call.envelope;
+    const auto op = comm::name(envelope.op);
+    const int peer = members.empty() ? call.peer : members[static_cast<std::size_t>(call.peer)];
+    name = envelope.op == Op::message ? cat(op, call.receives ? " from " : " to ", peer)
+           : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
+           : call.unit >= 0           ? cat(op, ", unit ", call.unit)
+                                      : std::string(op);
+    chorus::detail::JsonObject fields;
+    fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
+    fields.field("bytes", bytes).field("count", envelope.count);
+    if (call.bucket >= 0) fields.field("bucket", call.bucket);
+    if (call.unit >= 0) fields.field("unit", call.unit);
+    if (call.algorithm != Algorithm::automatic) fields.field("algorithm", comm::name(call.algorithm));
+    if (envelope.op == Op::broadcast) fields.field("root", peer);
+    if (!members.empty()) fields.field("group", members);
+    args = fields.fields();
+  }
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
+
+namespace chorus::comm {
+
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
+class QueuedEngine : public Engine {
+ public:
+  void now(const Call& call) final {
+    const trace::Span waits(trace::Lane::wait, "wait", comm::name(call.op));
+    calls_->now(call);
+  }
+  Work later(const Call& call) final { return {calls_, calls_->later(call)}; }
+  void abort(std::string_view why) noexcept final {
+    if (aborted_.set(why)) give_up(aborted_.why());
+  }
+  std::string_view name() const final { return name_; }
+  std::chrono::nanoseconds busy() const final {
+    const std::lock_guard lock(mutex_);
+    return busy_;
+  }
+  std::string record() const final {
+    const std::lock_guard lock(mutex_);
+    return recorder_.lines();
+  }
+
+ protected:
+  QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
+      : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
+
+  /// Executes one call, or throws the reason. One thread at a time.
+  virtual void run(const Call& call, const Envelope& envelope) = 0;
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  virtual void give_up(const std::string& why) noexcept = 0;
+  /// Called after a failed call, in its thread.
+  virtual void has_failed() noexcept {}
+
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  void stop() {
+    if (getpid() == process_)
+      calls_->stop();
+    else
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+  }
+
+  InOrder& calls() const { return *calls_; }
+  /// The algorithm of the running call.
+  void note(Algorithm algorithm) {
+    const std::lock_guard lock(mutex_);
+    recorder_.note(recorder_.newest(), algorithm);
+  }
+  bool aborted() const { return bool(aborted_); }
+  /// Whether calls can only fail.
+  bool broken() const { return aborted_ || !failure_.empty(); }
+
+ private:
+  /// Returns its failure. The first failure of this rank's own is told to the others.
+  Failure carry_out(const Call& call) {
+    const Envelope envelope = begin(call);
+    auto* const listener = trace::listening();
+    const auto begun = listener != nullptr ? listener->now() : 0;
+    std::string why;
+    bool timed_out = false;
+    if (!broken()) try {
+        run(call, envelope);
+        const std::lock_guard lock(mutex_);
+        busy_ += recorder_.end(recorder_.newest());
+        if (listener != nullptr) [[unlikely]]
+          tell(*listener, call, begun, listener->now());
+        return {};
+      } catch (const std::exception& error) {
+        why = error.what();
+        timed_out = dynamic_cast<const TimeoutError*>(&error) || dynamic_cast<const LinkTimeout*>(&error);
+      }
+    const bool first = !broken();
+    const auto failure = note_failure(why, timed_out);
+    if (first) give_up(failure.what);
+    has_failed();
+    return failure;
+  }
+
+  /// Numbers and records a call.
+  Envelope begin(const Call& call) {
+    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
+    const auto peer = static_cast<std::size_t>(call.peer);
+    if (call.op == Op::message) {
+      envelope.sequence = call.receives ? received_[peer]++ : sent_[peer]++;
+    } else {
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
+      envelope.sequence = collectives_++;
+    }
+    const std::lock_guard lock(mutex_);
+    recorder_.begin({.envelope = envelope,
+                     .bucket = call.bucket,
+                     .unit = call.unit,
+                     .peer = call.peer,
+                     .receives = call.receives});
+    return envelope;
+  }
+
+  [[gnu::cold]] void tell(trace::Listener& listener, const Call& call, std::int64_t begun, std::int64_t ended) const {
+    const TracedCall traced(recorder_.call(recorder_.newest()), call.traffic, call.count * call.reduction.element,
+                            members);
+    listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
+  }
+
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
+  [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
+    const std::lock_guard lock(mutex_);
+    busy_ += recorder_.end(recorder_.newest(), true);
+    const auto what =
+        cat("rank ", rank_in_job(), ": ", recorder_.call(recorder_.newest()).text(),
+            axis_.empty() ? "" : " on the axis ", axis_, ": ", aborted_ ? "aborted: " : "",
+            aborted_           ? std::string_view(aborted_.why())
+            : failure_.empty() ? why
+                               : std::string_view(cat("this communicator has failed before: ", failure_)));
+    if (failure_.empty()) {
+      failure_ = what;
+      recorder_.dump();
+    }
+    return {what, timed_out && !aborted_};
+  }
+
+  const int process_ = getpid();
+  const std::string_view name_;
+  const std::string axis_;
+  AbortReason aborted_;
+  std::string failure_;
+  std::uint32_t collectives_ = 0;
+  std::array<std::uint32_t, max_ranks> sent_{}, received_{};  // messages, per peer
+  mutable std::mutex mutex_;
+  FlightRecorder recorder_;
+  std::chrono::nanoseconds busy_{0};
+  std::shared_ptr<InOrder> calls_ =  // Works share it
+      std::make_shared<InOrder>([this](const Call& call) { return carry_out(call); });
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ENGINE_QUEUED_ENGINE_HPP
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
+template <class Note>
+void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
+              Algorithm all_reduce, const Note& note) {
+  const auto in = static_cast<const std::byte*>(call.in);
+  const auto out = static_cast<std::byte*>(call.out);
+  const auto n = call.count, bytes = n * call.reduction.element;
+  const auto asked = call.op == Op::all_reduce ? all_reduce : Algorithm::automatic;
+  const Collective c{.link = link,
+                     .call = envelope,
+                     .reduction = call.reduction,
+                     .traffic = call.traffic,
+                     .chosen = asked != Algorithm::automatic,
+                     .names = names,
+                     .data = call.op == Op::reduce_scatter || out == nullptr ? in : out,
+                     .extent = call.op == Op::reduce_scatter || call.op == Op::all_gather
+                                   ? bytes * static_cast<std::size_t>(link.size)
+                                   : bytes,
+                     .lane = call.lane()};
+  switch (call.op) {
+    case Op::all_reduce:
+      return run_fastest(all_reduce_rows, asked, c, bytes, note, out, n);
+    case Op::all_gather:
+      return run_fastest(all_gather_rows, asked, c, bytes, note, in, out, n);
+    case Op::reduce_scatter:
+      return run_fastest(reduce_scatter_rows, asked, c, bytes, note, in, out, n);
+    case Op::broadcast:
+      return ring_broadcast(c, out, n, call.peer);
+    case Op::barrier:
+      return dissemination_barrier(c);
+    case Op::monitored_barrier:
+      return monitored_barrier(c);
+    case Op::message:
+      return call.receives ? relay(c, {.from = call.peer, .store = out}, n)
+                           : relay(c, {.to = call.peer, .mine = in}, n);
+  }
+}
+
+/// Runs each call with the chosen algorithm of this folder.
+class TransportEngine final : public QueuedEngine {
+ public:
+  TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
+                  Algorithm all_reduce, std::string axis)
+      : QueuedEngine(link->rank, link->size, names, name, std::move(axis)),
+        link_(std::move(link)),
+        all_reduce_(all_reduce) {
+    check_all_reduce(all_reduce, *link_, name);
+    link_->set_names(names);
+    link_->may_spin = &calls().caller_waits();
+  }
+  ~TransportEngine() override { stop(); }
+
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return link_->allocate(bytes); }
+  Algorithm all_reduce() const override { return all_reduce_; }
+  std::string trouble() override {
+    return calls().when_idle([this]() -> std::string {
+      try {
+        link_->check_peers();
+        return {};
+      } catch (const LinkError& error) {
+        return error.what();
+      }
+    });
+  }
+
+ private:
+  void run(const Call& call, const Envelope& envelope) override {
+    link_->check();
+    run_call(*link_, members, call, envelope, all_reduce_, [this](Algorithm algorithm) { note(algorithm); });
+    link_->flush();
+  }
+  void give_up(const std::string& why) noexcept override { link_->abort(why); }
+  void has_failed() noexcept override { link_->await_hands_off(); }
+
+  const std::unique_ptr<Transport> link_;
+  const Algorithm all_reduce_;
+};
+
+}  // namespace detail
+
+/// A Communicator over shared memory, TCP or threads.
+class TransportCommunicator : public AnyCommunicator {
+ public:
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
+  explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
+                                 const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
+                                 std::string axis = {})
+      : AnyCommunicator(std::make_shared<detail::TransportEngine>(name, std::move(link), members, all_reduce,
+                                                                  std::move(axis))) {}
+};
+
+static_assert(Communicator<TransportCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+
+// <chorus/simulate/simulated_transport.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_TRANSPORT_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_TRANSPORT_HPP
+/// `SimulatedTransport`: links of ranks of one process in virtual time, over which the algorithms of algorithms/ run as
+/// they are.
+///
+/// A piece leaves when its sender has come to that and the sender's port is free; the port is busy with it for
+/// bytes * beta. Its first byte arrives alpha later; the receiver has it when its own port has been free for as long:
+///
+///   leaves   = max(sender's clock, sender's port free)       sender's port free   = leaves + bytes * beta
+///   begins   = max(leaves + alpha, receiver's port free)     receiver's port free = begins + bytes * beta
+///   receiver's clock = max(receiver's clock, begins + bytes * beta)
+///
+/// A port of one rank receives in the order in which the rank asks; so no time depends on which rank runs first, and
+/// nothing has to be sorted. Ports that ranks share serve them in the order of time: there ranks run in time order.
+
+namespace chorus::comm::simulated {
+
+/// Memory that costs nothing until it is touched.
+class ReservedMemory {
+ public:
+  explicit ReservedMemory(std::size_t bytes) : bytes_(bytes) {
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    check<CommError>(memory != MAP_FAILED, "simulation: ", bytes, " bytes cannot be reserved");
+    data_ = static_cast<std::byte*>(memory);
+  }
+  ReservedMemory(const ReservedMemory&) = delete;
+  ReservedMemory& operator=(const ReservedMemory&) = delete;
+  ~ReservedMemory() { munmap(data_, bytes_); }
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* data_ = nullptr;
+};
+
+/// What the transports of a group have in common.
+class Network {
+ public:
+  static constexpr std::size_t piece_bytes = 512 << 10, queue_pieces = 8;  // those of TcpTransport
+
+  struct Piece {
+    Envelope envelope;
+    std::size_t bytes = 0;
+    std::byte* data = nullptr;
+    Time head{};     // when its first byte arrives
+    Time arrival{};  // through a shared port: when its last one has
+  };
+  /// Pieces on their way from one rank to another, and who waits for them.
+  struct Queue {
+    explicit Queue(std::size_t limit) : pieces(limit) {}
+    std::vector<Piece> pieces;  // in turn
+    std::size_t sent = 0, arrived = 0, received = 0;
+    int receiver = -1, sender = -1;  // tasks that wait
+    Piece& slot(std::size_t number) { return pieces[number % pieces.size()]; }
+  };
+  struct Port {
+    Time sends{}, receives{};  // from when on it is free
+  };
+  struct Kind {
+    Time alpha;
+    AlphaBeta speed;
+    std::vector<Port> ports;
+  };
+
+  /// `moves_data`: else the ranks' data is never looked at. `those_alike`: rank r + those_alike does what rank r does
+  /// at the same time, so that ranks below it are the only ones there are: what one sends to rank p, another one, as
+  /// far before it, sends to rank p % those_alike.
+  Network(Tasks& to_run, const Links& ls, int ranks, bool data, int those_alike = 0)
+      : tasks(to_run),
+        links(ls),
+        size(ranks),
+        alike(those_alike == 0 ? ranks : those_alike),
+        island(ls.island == 0 ? ranks : ls.island),
+        call(time_of("call", ls.call)),
+        moves_data(data),
+        inside{ls.inside.latency(), ls.inside, std::vector<Port>(static_cast<std::size_t>(ranks))},
+        between{ls.between.latency(), ls.between,
+                std::vector<Port>(static_cast<std::size_t>(ls.shared ? (ranks - 1) / ls.island + 1 : ranks))},
+        scratch(data ? piece_bytes : std::size_t{1} << 38) {
+    if (island > 1 && island < ranks)
+      for (int rank = 0; rank < ranks; ++rank) islands.push_back(rank / island);
+  }
+
+  bool crosses(int a, int b) const { return a / island != b / island; }
+  Port& port(Kind& kind, int rank) {
+    rank %= alike;
+    return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
+  }
+  Queue& queue(int from, int to) {
+    from = (from - (to - to % alike) + size) % size;
+    to %= alike;
+    auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
+    // How far ranks run ahead of each other costs memory, not virtual time.
+    if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
+    return *queue;
+  }
+  std::byte* take_slot() {
+    if (!moves_data) return scratch.data();
+    if (slots_.empty()) return (all_slots_.emplace_back(std::make_unique<ReservedMemory>(piece_bytes)))->data();
+    std::byte* const slot = slots_.back();
+    slots_.pop_back();
+    return slot;
+  }
+  void give_slot(std::byte* slot) {
+    if (moves_data) slots_.push_back(slot);
+  }
+
+  /// Ends all waiting, for that reason.
+  void abort(const std::string& why) {
+    if (why_.empty()) why_ = why;
+    for (auto& [ends, queue] : queues_)
+      for (const int task : {queue->receiver, queue->sender})
+        if (task >= 0) tasks.wake(task, tasks.clock_of(task));
+  }
+  void check() const { chorus::check<LinkError>(why_.empty(), why_); }
+
+  Tasks& tasks;
+  const Links links;
+  const int size, alike, island;
+  const Time call;  ///< what each collective call costs
+  const bool moves_data;
+  Kind inside, between;
+  std::vector<int> islands;  // by rank, where there are several
+  std::size_t pieces_sent = 0;
+  std::function<void(std::size_t)> progress;
+  ReservedMemory scratch;
+
+ private:
+  std::unordered_map<std::uint64_t, std::unique_ptr<Queue>> queues_;
+  std::vector<std::unique_ptr<ReservedMemory>> all_slots_;
+  std::vector<std::byte*> slots_;
+  std::string why_;
+};
+
+/// A step of an algorithm; times in ns, as its listener has them.
+struct StepSpan {
+  std::string name, args;
+  std::int64_t begun = 0, ended = 0;
+  trace::Lane lane = trace::Lane::communication;
+};
+
+/// Keeps the steps of one rank, by virtual time.
+class StepKeeper final : public trace::Listener {
+ public:
+  /// `true_numbers`: else the first number of a step is none.
+  StepKeeper(Tasks& tasks, bool true_numbers) : tasks_(tasks), true_numbers_(true_numbers) {}
+  std::int64_t now() override { return std::chrono::floor<std::chrono::nanoseconds>(tasks_.clock()).count(); }
+  void span(const trace::Event& event) override {
+    auto args = event.args;
+    if (!true_numbers_) args = args.substr(0, args.find(",\"first\":"));
+    steps.push_back({std::string(event.name), std::string(args), event.begin, event.end, event.lane});
+  }
+  void instant(const trace::Event&) override {}
+  void sent(int, int, trace::Traffic, std::size_t) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  bool wants_steps() const override { return true; }
+
+  std::vector<StepSpan> steps;
+
+ private:
+  Tasks& tasks_;
+  const bool true_numbers_;
+};
+
+/// One rank's end. All calls come from one task of `network`'s.
+class SimulatedTransport final : public Transport {
+ public:
+  SimulatedTransport(Network& network, int me)
+      : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
+        network_(network),
+        tasks_(network.tasks),
+        steps_(network.tasks, network.moves_data) {
+    counts_bytes = network.size <= trace::max_devices;
+  }
+
+  std::byte* acquire(int peer) override {
+    auto& queue = out(peer);
+    while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
+    network_.check();
+    return queue.slot(queue.sent).data = network_.take_slot();
+  }
+  void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
+    if (network_.moves_data) Transport::fill(peer, slot, data, bytes);
+  }
+  void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
+    auto& queue = out(peer);
+    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    const bool shared = &kind == &network_.between && network_.links.shared;
+    if (shared) tasks_.await_turn();
+    auto& port = network_.port(kind, rank);
+    const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
+    port.sends = sent_until_ = leaves + length;
+    if (keeps_sent) sent[peer] += bytes;
+    constexpr std::size_t million = std::size_t{1} << 20;
+    if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
+    auto& piece = queue.slot(queue.sent++);
+    piece.envelope = envelope;
+    piece.bytes = bytes;
+    piece.head = leaves + kind.alpha;
+    if (!shared) return arrived(queue, piece.head);
+    tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
+      Time& free = network_.port(network_.between, peer).receives;
+      piece.arrival = free = std::max(free, piece.head) + length;
+      arrived(queue, piece.arrival);
+    });
+  }
+  /// It does; but the algorithms that serve shall be those of TcpTransport.
+  bool copies() const override { return false; }
+  Piece receive(int peer) override { return next(peer, nullptr); }
+  Piece receive_at(int peer, const Envelope&, std::byte* place, std::size_t) override {
+    return next(peer, network_.moves_data ? nullptr : place);
+  }
+  void release(int peer) override {
+    auto& queue = in(peer);
+    network_.give_slot(queue.slot(queue.received++).data);
+    // A sender that waits goes on when there is room for half a queue: for less it isn't worth a change of tasks.
+    if (queue.sender >= 0 && queue.sent - queue.received <= queue.pieces.size() / 2)
+      tasks_.wake(queue.sender, tasks_.clock());
+  }
+  bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
+  void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
+  void check() override { network_.check(); }
+  void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
+  std::span<const int> machines() const override { return network_.islands; }
+
+  /// How long a message of that many bytes takes from the last rank through all others.
+  Time chain(std::size_t bytes) const {
+    const int islands = (size - 1) / network_.island + 1, hops = size - 1;
+    const int crossings = islands > 1 ? std::min(islands, hops) : 0;
+    const auto hop = [&](const Network::Kind& kind) { return kind.alpha + kind.speed.transfer(bytes); };
+    return crossings * hop(network_.between) + (hops - crossings) * hop(network_.inside);
+  }
+  /// The rank that this one waits for; -1: none.
+  int waits_for() const { return waits_for_; }
+  /// From now on, each step of an algorithm; and those there were.
+  void keep_steps() { step_listener = &steps_; }
+  std::vector<StepSpan> take_steps() { return std::move(steps_.steps); }
+  /// Where it is wanted: bytes, by the rank they went to.
+  bool keeps_sent = false;
+  std::map<int, std::size_t> sent;
+
+ private:
+  Network::Queue& out(int peer) {
+    if (peer != out_peer_) out_ = &network_.queue(rank, out_peer_ = peer);
+    return *out_;
+  }
+  Network::Queue& in(int peer) {
+    if (peer != in_peer_) in_ = &network_.queue(in_peer_ = peer, rank);
+    return *in_;
+  }
+  void wait_in(int& place, int peer) {
+    network_.check();
+    place = tasks_.current();
+    waits_for_ = peer;
+    tasks_.block();
+    place = waits_for_ = -1;
+  }
+  void arrived(Network::Queue& queue, Time when) {
+    ++queue.arrived;
+    if (queue.receiver >= 0) tasks_.wake(queue.receiver, when);
+  }
+  Piece next(int peer, std::byte* place) {
+    auto& queue = in(peer);
+    while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
+    network_.check();
+    const auto& piece = queue.slot(queue.received);
+    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    Time arrival = piece.arrival;
+    if (&kind == &network_.inside || !network_.links.shared) {
+      Time& free = network_.port(kind, rank).receives;
+      arrival = free = std::max(free, piece.head) + kind.speed.transfer(piece.bytes);
+    }
+    tasks_.clock() = std::max(tasks_.clock(), arrival);
+    return {piece.envelope, place != nullptr ? place : piece.data, piece.bytes};
+  }
+
+  Network& network_;
+  Tasks& tasks_;
+  StepKeeper steps_;
+  Time sent_until_{};
+  int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
+  Network::Queue *out_ = nullptr, *in_ = nullptr;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_TRANSPORT_HPP
+
+namespace chorus::comm::simulated {
+
+/// A call that has been carried out, or a part of a program's time.
+struct Span {
+  NamedCall call = {};
+  trace::Lane lane = trace::Lane::communication;
+  trace::Traffic traffic = trace::Traffic::control;
+  std::size_t bytes = 0;
+  Time begun{}, ended{};
+  std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
+};
+
+class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
+ public:
+  SimulatedEngine(Network& network, int me, Algorithm all_reduce)
+      : Engine(me, network.size), link(network, me), network_(network), tasks_(network.tasks), asked_(all_reduce) {
+    check_all_reduce(all_reduce, link, name());
+  }
+
+  // The program's side.
+
+  void now(const Call& call) override {
+    if (failure_)
+      fail<CommError>("rank ", rank, ": ", comm::name(call.op),
+                      ": this communicator has failed before: ", failure_.what);
+    give(call);
+    wait(given_);
+  }
+  Work later(const Call& call) override {
+    give(call);
+    return {shared_from_this(), given_};
+  }
+  void wait(std::uint64_t ticket) override {
+    const Time start = clock();
+    while (ended_.size() < ticket && !failure_) tasks_.block();
+    if (ended_.size() < ticket) failure_.raise();
+    clock() = std::max(start, ended_[ticket - 1]);
+    if (clock() > start) waited.emplace_back(start, clock());
+    if (keeps_spans && clock() > start) {
+      waits.push_back(calls[ticket - 1]);
+      waits.back().begun = start;
+      waits.back().ended = clock();
+    }
+  }
+  /// A look that finds nothing takes a microsecond of virtual time, so that a program that only looks gets on, too.
+  bool done(std::uint64_t ticket) override {
+    polls_ = true;
+    while (polls_ && ended_.size() < ticket && !failure_) tasks_.block();
+    polls_ = false;
+    const bool is = failure_ || (ended_.size() >= ticket && ended_[ticket - 1] <= clock());
+    if (!is) clock() += std::chrono::microseconds(1);
+    return is;
+  }
+  /// From a task of the simulation.
+  void abort(std::string_view why) noexcept override { link.abort(std::string(why)); }
+  std::string_view name() const override { return "simulated"; }
+  Algorithm all_reduce() const override { return asked_; }
+  std::chrono::nanoseconds busy() const override { return std::chrono::duration_cast<std::chrono::nanoseconds>(busy_); }
+  Clock::time_point time() const override {
+    return Clock::time_point(std::chrono::seconds(1) +  // a program may take 0 for "not yet"
+                             std::chrono::duration_cast<std::chrono::nanoseconds>(clock()));
+  }
+
+  // The simulation's side.
+
+  /// The tasks of the program and of its calls, which runs `serve`.
+  void set_tasks(int program, int calls_task) { program_ = program, server_ = calls_task; }
+  Time& clock() const { return tasks_.clock_of(program_); }
+  /// Carries out calls until the program has ended.
+  void serve() {
+    link.keeps_sent = keeps_spans;
+    while (true) {
+      while (first_ == waiting_.size()) {
+        if (has_ended_) return;
+        tasks_.block();
+      }
+      const auto [call, launched] = waiting_[first_++];
+      if (first_ == waiting_.size()) waiting_.clear(), first_ = 0;
+      Time& own = tasks_.clock();
+      own = std::max(own, launched);
+      const Time begun = own;
+      came.push_back(begun);
+      has_messages = has_messages || call.op == Op::message;
+      carry_out(call);
+      busy_ += own - begun;
+      if (keeps_spans)
+        calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
+                         std::exchange(link.sent, {})});
+      if (!failure_) ended_.push_back(own);
+      tasks_.wake(program_, own);
+    }
+  }
+  void end() {
+    has_ended_ = true;
+    tasks_.wake(server_, clock());
+  }
+  /// Where nobody can go on: whether the program asks if a call is done, which then it isn't.
+  bool answer_poll() {
+    if (!std::exchange(polls_, false)) return false;
+    tasks_.wake(program_, clock());
+    return true;
+  }
+  /// What this rank does: for errors.
+  [[gnu::cold]] std::string state() const {
+    if (link.waits_for() >= 0) return cat(current_.text(), " waits for rank ", link.waits_for());
+    return has_ended_ ? "has ended" : "is in no call";
+  }
+
+  SimulatedTransport link;
+  bool keeps_spans = false;
+  std::vector<Time> came;                     ///< of each call: when this rank had come to it
+  std::vector<std::pair<Time, Time>> waited;  ///< when its program waited for one
+  bool has_messages = false;                  ///< there were calls of two ranks
+  std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
+
+ private:
+  void give(const Call& call) {
+    ++given_;
+    if (failure_) return;
+    waiting_.emplace_back(call, clock());
+    tasks_.wake(server_, clock());
+  }
+  void carry_out(const Call& call) {
+    Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
+    if (call.op == Op::message) {
+      envelope.sequence = messages_[call.receives ? ~call.peer : call.peer]++;
+    } else {
+      envelope.detail =
+          static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
+      envelope.sequence = collectives_++;
+    }
+    current_ = {
+        .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
+    if (failure_) return;
+    std::string why;
+    try {
+      link.check();
+      if (size == 1) return alone_.now(call);
+      if (call.op != Op::message) tasks_.clock() += network_.call;
+      if (call.op == Op::broadcast && network_.alike < size) {
+        tasks_.clock() =
+            chorus::comm::simulated::later(tasks_.clock(), link.chain(call.count * call.reduction.element));
+        return;
+      }
+      // A barrier names nobody who is missing: a deadlock does.
+      auto served = call;
+      if (served.op == Op::monitored_barrier) served.op = Op::barrier;
+      comm::detail::run_call(link, {}, served, envelope, asked_, [this](Algorithm by) { current_.algorithm = by; });
+      link.flush();
+      return;
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), false};
+    link.abort(why);
+  }
+
+  Network& network_;
+  Tasks& tasks_;
+  const Algorithm asked_;
+  comm::detail::Alone alone_;
+  int program_ = -1, server_ = -1;
+  std::vector<std::pair<Call, Time>> waiting_;  // those from first_ on
+  std::size_t first_ = 0;
+  std::uint64_t given_ = 0;
+  std::vector<Time> ended_;  // by ticket
+  Failure failure_;
+  NamedCall current_;
+  std::uint32_t collectives_ = 0;
+  std::unordered_map<int, std::uint32_t> messages_;  // by peer: sent; ~peer: received
+  Time busy_{};
+  bool has_ended_ = false, polls_ = false;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
+
+namespace chorus::comm::simulated {
+
+/// How fast ranks compute. It is the only thing about a simulation that is random, by Philox: the same on all machines.
+struct Computing {
+  std::vector<std::pair<int, double>> stragglers = {};  ///< ranks that take that many times as long
+  double jitter = 0;  ///< the standard deviation of how long a rank's step takes, as a part of the mean
+  std::uint64_t seed = 0;
+
+  /// How long the rank takes in that step, where others take `usual`. Jitter is the sum of four uniform
+  /// numbers, near enough to a normal one, and needs no function whose last bit differs between libraries.
+  Time time(Time usual, int rank, std::uint32_t step) const {
+    auto scaled = static_cast<double>(usual.count());
+    for (const auto& [straggler, factor] : stragglers)
+      if (straggler == rank) scaled *= factor;
+    if (jitter == 0) return Time(static_cast<std::int64_t>(scaled));
+    std::int64_t sum = -2 * (std::int64_t{1} << 32);  // of four words, each 2^31 on average
+    for (const auto word : philox(seed, {static_cast<std::uint32_t>(rank), step, 0, 0})) sum += word;
+    const double deviations = static_cast<double>(sum) * (0x1p-32 * 1.7320508075688772);
+    const auto extra = static_cast<std::int64_t>(scaled * (jitter * deviations));
+    return std::max(Time{}, Time(static_cast<std::int64_t>(scaled) + extra));
+  }
+};
+
+/// What simulate simulates: ranks, their links, their computing.
+struct SimulationOptions {
+  int ranks = 2;
+  Links links = links_named("25gbit");
+  Computing computing = {};
+  Algorithm all_reduce = Algorithm::automatic;  ///< see World
+  /// True numbers: each rank is a thread, of which one runs at a time, and has memory of its own; up to `max_ranks`.
+  /// Else ranks are fibers, up to `most_scheduled_ranks`: calls take their time, but nobody looks at what they move.
+  /// Then programs call `call` and `start`, and use no thread_local state.
+  bool true_numbers = true;
+  bool keep_spans = false;  ///< see SimulatedTimes
+  /// Without true numbers: rank r + alike does what rank r does, for all r; 0: nobody knows. Then ranks below `alike`
+  /// run, and the others have their times. Numbers of a call are as many for each rank; of a broadcast, which comes to
+  /// one rank after another, all have what the last one has.
+  int alike = 0;
+  /// Told after each million of messages how many there have been.
+  std::function<void(std::size_t)> progress = {};
+  /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
+  bool keep_steps = false;
+};
+inline constexpr int most_scheduled_ranks = 65'536;
+
+/// A part of a rank's program, for a picture: `forward`, `backward`, ...
+struct Mark {
+  std::string kind, name;
+  Time begun{}, ended{};
+  std::size_t bytes = 0;
+  int bucket = -1;
+};
+
+/// Numbers that a device of a process has handed to another one.
+struct Copied {
+  int to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  Time begun{}, ended{};
+};
+/// Bytes in use from a time on, by kind.
+struct Held {
+  Time at{};
+  std::array<std::size_t, trace::memory_kinds> bytes{};
+};
+
+/// What a rank has done with its time. All but the first three where spans are kept.
+struct RankTimes {
+  Time end{};                      ///< when its program ended
+  Time waited{};                   ///< for how long it waited for calls
+  Time late{};                     ///< of that, until the last rank had come to the call
+  std::vector<Mark> marks;         ///< see SimulatedRank::mark
+  std::vector<Span> calls, waits;  ///< see SimulatedEngine
+  std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
+  std::vector<Copied> copies;      ///< of a device
+  std::vector<Held> memory;        ///< where somebody knows
+};
+/// When and how long the ranks of a simulation computed and waited, in virtual seconds.
+struct SimulatedTimes {
+  std::vector<RankTimes> ranks;
+  bool one_process = false;  ///< they are the devices of one
+  double seconds() const {
+    Time last{};
+    for (const auto& rank : ranks) last = std::max(last, rank.end);
+    return simulated::seconds(last);
+  }
+};
+
+/// What a program of one rank is given.
+class SimulatedRank {
+ public:
+  SimulatedRank(std::shared_ptr<SimulatedEngine> engine, Network& network, const Computing& computing, RankTimes& times)
+      : engine_(engine), network_(network), computing_(computing), times_(times), communicator_(std::move(engine)) {}
+
+  int rank() const { return engine_->rank; }
+  int size() const { return engine_->size; }
+  /// For policies and everything else that takes one.
+  AnyCommunicator& communicator() { return communicator_; }
+  /// Virtual seconds since the beginning.
+  double time() const { return seconds(engine_->clock()); }
+  /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
+  void compute(double usual, const char* what = "compute") {
+    engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
+  }
+  /// The rank's next step begins, with a jitter of its own.
+  void next_step() { ++step_; }
+  /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (engine_->keeps_spans)
+      times_.marks.push_back({std::string(kind), std::string(name), begun, engine_->clock(), bytes, bucket});
+  }
+  /// Where spans are kept: from now on this rank holds so many bytes more of that kind; negative: less.
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    if (!engine_->keeps_spans) return;
+    Held now = times_.memory.empty() ? Held{} : times_.memory.back();
+    now.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    if (!times_.memory.empty() && now.at == engine_->clock()) times_.memory.pop_back();
+    now.at = engine_->clock();
+    times_.memory.push_back(now);
+  }
+  Time clock() const { return engine_->clock(); }
+
+  /// Without true numbers: a call of `bytes` of f32, as Engine::later has it, on memory that nobody looks at.
+  /// `bucket`, `unit`: see Call.
+  Work start(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+             bool receives = false, int bucket = -1, int unit = -1) {
+    const bool gathers = op == Op::all_gather || op == Op::reduce_scatter;
+    if (network_.alike < size() && op == Op::all_reduce) {
+      const auto all = static_cast<std::size_t>(size()) * 4;
+      bytes = (bytes + all - 1) / all * all;
+    }
+    check<UsageError>(!network_.moves_data, "simulation: a call without data, in one of true numbers");
+    check<UsageError>(bytes <= network_.scratch.size() / (gathers ? static_cast<std::size_t>(size()) : 1),
+                      "simulation: ", name(op), " of ", bytes, " bytes is too large");
+    const bool words = bytes % 4 == 0;
+    Reduction nothing{.dtype = words ? DType::f32 : DType::u8, .element = words ? std::size_t{4} : 1};
+    nothing.combine = [](void*, const void*, const void*, std::size_t) {};
+    nothing.combine_products = [](void*, const void*, double, const void*, double, std::size_t) {};
+    nothing.scaled = [](void*, const void*, std::size_t, double) {};
+    std::byte* const whole = network_.scratch.data();  // of which a gathering call has a part from each rank
+    std::byte* const own = gathers ? whole + static_cast<std::size_t>(rank()) * bytes : whole;
+    const bool scatters = op == Op::reduce_scatter;
+    Call call{op, nothing, traffic, bytes / nothing.element, scatters ? whole : own, scatters ? own : whole, peer};
+    call.receives = receives;
+    call.bucket = bucket;
+    call.unit = unit;
+    return engine_->later(call);
+  }
+  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+            bool receives = false) {
+    start(op, bytes, traffic, peer, receives).wait();
+  }
+
+ private:
+  const std::shared_ptr<SimulatedEngine> engine_;
+  Network& network_;
+  const Computing& computing_;
+  RankTimes& times_;
+  std::uint32_t step_ = 0;
+  AnyCommunicator communicator_;
+};
+
+namespace detail {
+
+class Simulation {
+ public:
+  explicit Simulation(const SimulationOptions& options)
+      : options_(options),
+        tasks_(options.links.shared),
+        network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
+        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
+    network_.progress = options.progress;
+  }
+
+  template <class Body>
+  SimulatedTimes run(const Body& body) {
+    for (int rank = 0; rank < network_.alike; ++rank) {
+      auto engine = std::make_shared<SimulatedEngine>(network_, rank, options_.all_reduce);
+      engine->keeps_spans = options_.keep_spans;
+      if (options_.keep_steps) engine->link.keep_steps();
+      const int program = tasks_.add(options_.true_numbers ? RunsOn::thread : RunsOn::fiber,
+                                     [this, rank, &body] { run_program(rank, body); });
+      const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
+      engine->set_tasks(program, calls);
+      engines_.push_back(std::move(engine));
+    }
+    tasks_.run([this] { stuck(); });
+    if (error_) std::rethrow_exception(error_);
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      times_.ranks[rank].calls = std::move(engines_[rank]->calls);
+      times_.ranks[rank].waits = std::move(engines_[rank]->waits);
+      times_.ranks[rank].steps = engines_[rank]->link.take_steps();
+    }
+    count_late();
+    constexpr std::size_t with_spans = 64;  // of those alike: more are in no trace
+    for (std::size_t rank = engines_.size(); rank < times_.ranks.size(); ++rank) {
+      const auto& alike = times_.ranks[rank % engines_.size()];
+      auto& own = times_.ranks[rank];
+      if (rank < with_spans)
+        own = alike;
+      else
+        own.end = alike.end, own.waited = alike.waited, own.late = alike.late;
+      for (auto* const spans : {&own.calls, &own.waits})
+        for (auto& span : *spans) {
+          std::map<int, std::size_t> sent;
+          for (const auto& [to, bytes] : span.sent)
+            sent[(to + static_cast<int>(rank - rank % engines_.size())) % options_.ranks] = bytes;
+          span.sent = std::move(sent);
+        }
+    }
+    return std::move(times_);
+  }
+
+ private:
+  template <class Body>
+  void run_program(int rank, const Body& body) {
+    auto& engine = engines_[static_cast<std::size_t>(rank)];
+    auto& times = times_.ranks[static_cast<std::size_t>(rank)];
+    try {
+      SimulatedRank self(engine, network_, options_.computing, times);
+      body(self);
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+    }
+    times.end = engine->clock();
+    engine->end();
+  }
+  // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
+  // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
+  void count_late() {
+    std::vector<Time> last;
+    bool comparable = true;
+    for (const auto& engine : engines_) {
+      comparable = comparable && !engine->has_messages && engine->came.size() == engines_.front()->came.size();
+      last.resize(std::max(last.size(), engine->came.size()));
+      for (std::size_t call = 0; call < engine->came.size(); ++call)
+        last[call] = std::max(last[call], engine->came[call]);
+    }
+    for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
+      const auto& own = engines_[rank]->came;  // one after another; which of them is under way while the program waits
+      std::size_t call = 0;
+      for (const auto& [begun, ended] : engines_[rank]->waited) {
+        times_.ranks[rank].waited += ended - begun;
+        while (call + 1 < own.size() && own[call + 1] <= begun) ++call;
+        for (std::size_t i = call; comparable && i < own.size() && own[i] < ended; ++i)
+          times_.ranks[rank].late += std::max(Time{}, std::min(ended, last[i]) - std::max(begun, own[i]));
+      }
+    }
+  }
+  // Nobody can go on. Every call fails with what each rank does.
+  [[gnu::cold]] void stuck() {
+    bool polled = false;
+    for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
+    if (polled) return;
+    constexpr std::size_t most = 16;
+    std::string all = "deadlock: ";
+    for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
+      all += cat(rank == 0 ? "" : "; ", "rank ", rank, " ", engines_[rank]->state());
+    if (engines_.size() > most) all += cat("; and ", engines_.size() - most, " more");
+    network_.abort(all);
+  }
+
+  const SimulationOptions options_;
+  Tasks tasks_;
+  Network network_;
+  SimulatedTimes times_;
+  std::vector<std::shared_ptr<SimulatedEngine>> engines_;
+  std::exception_ptr error_;  // the first
+};
+
+}  // namespace detail
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
+  check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
+                    most, options.true_numbers ? " with true numbers" : "");
+  check<UsageError>(options.links.island >= 0, "simulate: islands of ", options.links.island, " ranks");
+  const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
+  const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
+  check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
+                    "islands, of which there are several, without true numbers and single steps");
+  for (const auto* link : {&options.links.inside, &options.links.between})
+    check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
+                      link->bandwidth, " bytes a second");
+  check<UsageError>(options.computing.jitter >= 0 && options.computing.jitter <= 1, "simulate: jitter ",
+                    options.computing.jitter, " is not in [0, 1]");
+  for (const auto& [rank, factor] : options.computing.stragglers) {
+    check<UsageError>(rank >= 0 && rank < options.ranks, "simulate: straggler: rank ", rank, " is not in [0, ",
+                      options.ranks, ")");
+    check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
+  }
+  check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
+                    "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+  return detail::Simulation(options).run(body);
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
+
+// <chorus/simulate/training.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TRAINING_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_TRAINING_HPP
+/// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
+/// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
+/// pipelines see pipelined.hpp.
+
+// <chorus/simulate/device_copies.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
+/// The copies that a step of DataParallel makes between its devices, by their formulas or as a real one has made them,
+/// and how long they take over the links of one machine.
+
+namespace chorus::simulated {
+
+struct DeviceCopy {
+  int from = 0, to = 0;
+  trace::Traffic kind = trace::Traffic::control;
+  std::size_t bytes = 0;
+  friend bool operator==(const DeviceCopy&, const DeviceCopy&) = default;
+};
+
+/// Those of one step with one pass, in the order in which they begin.
+struct DataParallelCopies {
+  std::vector<DeviceCopy> prepare = {};           ///< inputs scattered; parameters and buffers to the replicas
+  std::vector<DeviceCopy> gather = {};            ///< outputs, or losses
+  std::vector<DeviceCopy> output_gradients = {};  ///< back to the devices
+  std::vector<DeviceCopy> reduce = {};            ///< gradients
+  std::vector<DeviceCopy> input_gradients = {};   ///< where inputs want one
+  /// Parameters and buffers, and gradients, are no copies but NCCL's broadcast and reduce (dp/collectives.hpp).
+  bool by_nccl = false;
+
+  friend bool operator==(const DataParallelCopies&, const DataParallelCopies&) = default;
+};
+
+/// What moves for a DataParallel, in bytes. One input and one output; parameters that all change in a step.
+struct DataParallelSizes {
+  std::size_t parameters = 0;             ///< as they lie together, with what fills up between them
+  std::size_t gradients = 0;              ///< without
+  std::vector<std::size_t> buffers = {};  ///< each
+  Index samples = 1;                      ///< of the whole batch
+  std::size_t sample = 0;                 ///< of a sample's input
+  std::size_t output = 0;                 ///< of a sample's output; 0: the model returns a loss
+  bool by_nccl = false;  ///< where all devices have a sample: the devices are different GPUs, of a build with NCCL
+  static constexpr std::size_t loss = sizeof(float);
+};
+
+/// What data_parallel.hpp does with such a model and batch. The devices' threads begin at once: each comes to its
+/// inputs before anyone comes to the parameters, which NCCL sends before.
+[[gnu::cold]] inline DataParallelCopies data_parallel_copies(const DataParallelSizes& sizes, int devices) {
+  check<UsageError>(devices >= 1 && sizes.samples >= 0, "data_parallel_copies: ", sizes.samples, " samples for ",
+                    devices, " devices");
+  using trace::Traffic;
+  const dp::Split split{sizes.samples, static_cast<std::size_t>(std::clamp<Index>(sizes.samples, 1, devices))};
+  DataParallelCopies out;
+  const auto to_each = [&](std::vector<DeviceCopy>& part, Traffic kind, const auto& bytes) {
+    for (std::size_t i = 1; i < split.devices; ++i)
+      if (const std::size_t size = bytes(i); size > 0) part.push_back({0, static_cast<int>(i), kind, size});
+  };
+  const auto of_all = [](std::size_t bytes) { return [bytes](std::size_t) { return bytes; }; };
+  const auto samples = [&](std::size_t i) { return static_cast<std::size_t>(split.size(i)); };
+  const auto outputs = [&](std::size_t i) {
+    return sizes.output == 0 ? DataParallelSizes::loss : samples(i) * sizes.output;
+  };
+  out.by_nccl = sizes.by_nccl && devices > 1 && split.devices == static_cast<std::size_t>(devices);
+  const auto inputs = [&] {
+    to_each(out.prepare, Traffic::inputs, [&](std::size_t i) { return samples(i) * sizes.sample; });
+  };
+  if (!out.by_nccl) inputs();
+  to_each(out.prepare, Traffic::parameters, of_all(sizes.parameters));
+  for (const std::size_t bytes : sizes.buffers) to_each(out.prepare, Traffic::buffers, of_all(bytes));
+  if (out.by_nccl) inputs();
+  to_each(out.output_gradients, Traffic::outputs, outputs);
+  to_each(out.reduce, Traffic::gradients, of_all(sizes.gradients));
+  out.gather = out.output_gradients;
+  for (auto* const part : {&out.gather, &out.reduce})
+    for (auto& copy : *part) std::swap(copy.from, copy.to);
+  return out;
+}
+
+/// Listens to a step of a real DataParallel, and keeps its copies: `take` at its end.
+class DeviceCopyListener final : public trace::Listener {
+ public:
+  /// `device_ids`: those of the DataParallel, by which devices are numbered here. Throws UsageError where somebody
+  /// listens already.
+  explicit DeviceCopyListener(const std::vector<int>& device_ids) {
+    for (std::size_t i = 0; i < device_ids.size(); ++i) numbers_.emplace(device_ids[i], static_cast<int>(i));
+    check<UsageError>(trace::listening() == nullptr, "DeviceCopyListener: somebody listens already, such as a trace");
+    trace::listen(this);
+  }
+  DeviceCopyListener(const DeviceCopyListener&) = delete;
+  DeviceCopyListener& operator=(const DeviceCopyListener&) = delete;
+  ~DeviceCopyListener() override { trace::listen(nullptr); }
+
+  /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
+  DataParallelCopies take() {
+    const std::lock_guard lock(mutex_);
+    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
+    auto out = std::exchange(copies_, {});
+    // Threads race; each keeps its own order.
+    std::map<int, std::vector<DeviceCopy>> by_device;
+    for (const auto& copy : out.prepare) by_device[copy.to].push_back(copy);
+    out.prepare.clear();
+    for (std::size_t turn = 0, more = 1; std::exchange(more, 0) != 0; ++turn)
+      for (const auto& [device, own] : by_device)
+        if (turn < own.size()) out.prepare.push_back(own[turn]), more = 1;
+    has_gathered_ = false;
+    return out;
+  }
+
+  std::int64_t now() override { return 0; }
+  void span(const trace::Event& event) override {
+    if (event.category != "copy" || event.name != "gather") return;
+    const std::lock_guard lock(mutex_);
+    has_gathered_ = true;
+  }
+  void instant(const trace::Event&) override {}
+  void allocated(int, trace::Memory, std::int64_t) override {}
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    if (bytes == 0 || !numbers_.contains(from) || !numbers_.contains(to)) return;
+    const bool prepares = kind == trace::Traffic::parameters || kind == trace::Traffic::buffers;
+    several_ = several_ || (prepares && has_gathered_);
+    auto& part = prepares                            ? copies_.prepare
+                 : kind == trace::Traffic::gradients ? copies_.reduce
+                 : kind == trace::Traffic::outputs   ? (has_gathered_ ? copies_.output_gradients : copies_.gather)
+                 : has_gathered_                     ? copies_.input_gradients
+                                                     : copies_.prepare;
+    part.push_back({numbers_.at(from), numbers_.at(to), kind, bytes});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, int> numbers_;
+  DataParallelCopies copies_;
+  bool has_gathered_ = false, several_ = false;
+};
+
+/// The streams of devices of one machine, in virtual time. A copy begins when both devices' streams have come to it,
+/// and both go on when it has ended (copy_bytes in tensor/cuda/memory.hpp orders them so): it takes alpha + bytes *
+/// beta. So a device's link carries one copy at a time, and that of the first device all.
+class DeviceStreams {
+ public:
+  using Time = comm::simulated::Time;
+
+  /// Throws UsageError where the devices are more than the links of one machine join.
+  DeviceStreams(const comm::simulated::SimulationOptions& options)
+      : link_(options.links.inside),
+        alpha_(link_.latency()),
+        call_(comm::simulated::time_of("call", options.links.call)),
+        computing_(options.computing),
+        keeps_(options.keep_spans) {
+    const int most = options.links.island == 0 ? most_devices : std::min(options.links.island, most_devices);
+    check<UsageError>(options.ranks >= 1 && options.ranks <= most_devices, "DataParallel: ", options.ranks,
+                      " devices, expected 1 to ", most_devices);
+    check<UsageError>(options.ranks <= most, "DataParallel: one process on one machine: ", options.ranks,
+                      " devices over ", options.links.name.empty() ? "links" : options.links.name, ", which ",
+                      most == 1 ? "join machines of one device each" : cat("join machines of ", most, " devices each"),
+                      ": expected nvlink or pcie, or fewer devices");
+    check<UsageError>(link_.bandwidth > 0, "DataParallel: a bandwidth of ", link_.bandwidth, " bytes a second");
+    times_.ranks.resize(static_cast<std::size_t>(options.ranks));
+    times_.one_process = true;
+  }
+
+  int size() const { return static_cast<int>(times_.ranks.size()); }
+  /// A device's clock: where its stream has come to.
+  Time& clock(int device) { return of(device).end; }
+  void next_step() { ++step_; }
+  void compute(int device, double usual, std::string_view kind, std::string_view name) {
+    const Time begun = clock(device);
+    using namespace comm::simulated;
+    clock(device) = later(begun, computing_.time(time_of("compute", usual), device, step_));
+    computed_ += seconds(clock(device) - begun);
+    mark(device, kind, name, begun);
+  }
+  void copy(const DeviceCopy& copy, std::string_view name) {
+    Time &from = clock(copy.from), &to = clock(copy.to);
+    const Time begun = std::max(from, to);
+    comm::simulated::time_of("a copy", static_cast<double>(copy.bytes) / link_.bandwidth);  // not too long
+    from = to = comm::simulated::later(begun, alpha_ + link_.transfer(copy.bytes));
+    for (const int device : {copy.from, copy.to}) mark(device, "copy", name, begun);
+    if (keeps_) of(copy.from).copies.push_back({copy.to, copy.kind, copy.bytes, begun, to});
+  }
+  /// NCCL's broadcast from the first device to all others, or its reduce to it, as one call: pieces go along a chain of
+  /// all devices. By its own model of a ring (tuning.cc) it takes the call, an alpha a hop, and the bytes once.
+  void collective(std::span<const DeviceCopy> parts, std::string_view name) {
+    if (parts.empty()) return;
+    std::size_t bytes = 0;  // of one device
+    Time begun{};
+    for (const auto& part : parts)
+      if (part.from == parts.front().from && part.to == parts.front().to) bytes += part.bytes;
+    for (int device = 0; device < size(); ++device) begun = std::max(begun, clock(device));
+    comm::simulated::time_of("a collective", static_cast<double>(bytes) / link_.bandwidth);
+    const Time ended = comm::simulated::later(begun, call_ + (size() - 1) * alpha_ + link_.transfer(bytes));
+    for (int device = 0; device < size(); ++device) {
+      clock(device) = ended;
+      mark(device, "copy", name, begun);
+    }
+    if (!keeps_) return;
+    for (const auto& part : parts) of(part.from).copies.push_back({part.to, part.kind, part.bytes, begun, ended});
+  }
+  void mark(int device, std::string_view kind, std::string_view name, Time begun, int number = -1) {
+    if (keeps_) of(device).marks.push_back({std::string(kind), std::string(name), begun, clock(device), 0, number});
+  }
+  void hold(int device, const comm::simulated::Held& held) {
+    if (keeps_) of(device).memory.push_back(held);
+  }
+  /// Seconds that all devices have computed for, together.
+  double computed() const { return computed_; }
+  comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ private:
+  static constexpr int most_devices = 64;  // of a kind
+
+  comm::simulated::RankTimes& of(int device) { return times_.ranks[static_cast<std::size_t>(device)]; }
+
+  const comm::simulated::AlphaBeta link_;
+  const Time alpha_, call_;
+  const comm::simulated::Computing computing_;
+  const bool keeps_;
+  comm::simulated::SimulatedTimes times_;
+  std::uint32_t step_ = 0;
+  double computed_ = 0;
+};
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
+
+// <chorus/simulate/models.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
+
+namespace chorus::simulated {
+
+/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
+struct ParameterSize {
+  std::size_t count = 0;
+  double operations = 0;
+  bool begins_layer = true;  ///< else it belongs to the layer of the one before
+};
+struct ModelSizes {
+  std::string name = {};
+  std::vector<ParameterSize> parameters = {};
+  std::vector<std::size_t> buffers = {};  ///< bytes of each
+  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+  int layers = 0;                         ///< a transformer's
+  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
+
+  std::size_t count() const {
+    std::size_t sum = 0;
+    for (const auto& parameter : parameters) sum += parameter.count;
+    return sum;
+  }
+
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
+  std::size_t flat_bytes() const {
+    std::size_t end = 0;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
+    return end * sizeof(float);
+  }
+
+  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
+  void add(std::size_t weight, std::size_t bias, double uses) {
+    parameters.push_back({weight, static_cast<double>(weight) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
+  }
+};
+
+/// An image of 224 x 224, and what is said of 1000 classes.
+inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
+
+/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
+[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
+  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
+  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
+    model.add(in * out * kernel * kernel, 0, side * side);
+    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
+    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
+      model.buffers.push_back(bytes);
+  };
+  convolution(3, 64, 7, 112);
+  std::size_t in = 64;
+  double side = 56;
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    const auto width = std::size_t{64} << stage;
+    for (std::size_t block = 0; block < blocks[stage]; ++block) {
+      const bool halves = block == 0 && stage > 0;
+      convolution(in, width, 1, halves ? 2 * side : side);
+      convolution(width, width, 3, side);
+      convolution(width, 4 * width, 1, side);
+      if (block == 0) convolution(in, 4 * width, 1, side);
+      in = 4 * width;
+    }
+    side /= 2;
+  }
+  model.add(in * 1000, 1000, 1);
+  return model;
+}
+/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
+[[gnu::cold]] inline ModelSizes vgg16_sizes() {
+  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
+  std::size_t in = 3;
+  double side = 224;
+  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
+    for (int layer = 0; layer < layers; ++layer) {
+      model.add(in * width * 9, width, side * side);
+      in = width;
+    }
+    side /= 2;
+  }
+  model.add(in * 49 * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 1000, 1000, 1);
+  return model;
+}
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
+/// is 512 tokens, each with its segment and mask.
+[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = 3 * 512 * sizeof(std::int64_t),
+                   .output = width * sizeof(float),
+                   .layers = static_cast<int>(layers),
+                   .activation = 512 * width * sizeof(float)};
+  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
+  model.add(width, width, 1);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
+    model.add(width, width, 1);
+    model.add(4 * width * width, 4 * width, 1);
+    model.add(4 * width * width, width, 1);
+    model.add(width, width, 1);
+  }
+  model.add(width * width, width, 0);
+  return model;
+}
+
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
+[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
+                                          std::size_t tokens) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = tokens * sizeof(std::int64_t),
+                   .layers = static_cast<int>(layers),
+                   .activation = tokens * width * sizeof(float)};
+  const auto uses = static_cast<double>(tokens);
+  model.add(50257 * width, 0, uses);
+  model.add(tokens * width, 0, 0);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    model.add(width, width, uses);
+    model.add(3 * width * width, 3 * width, uses);
+    model.add(width * width, width, uses);
+    model.add(width, width, uses);
+    model.add(4 * width * width, 4 * width, uses);
+    model.add(4 * width * width, width, uses);
+  }
+  model.add(width, width, uses);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
+[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
+  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
+  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
+  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
+  if (name == "vgg16") return vgg16_sizes();
+  if (name == "bert_base") return bert_sizes(name, 12, 768);
+  if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
+  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
+  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
+  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
+  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
+  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
+  std::size_t bytes = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
+  check<UsageError>(
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
+      printable(name),
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
+  ModelSizes model{.name = cat(bytes, " bytes")};
+  const auto numbers = bytes / 4;
+  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
+  return model;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+
+// <chorus/simulate/units.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
+/// The units of FullyShardedDataParallel in a simulation: how large they are, and how long they compute.
+
+namespace chorus::simulated {
+
+/// Parameters that are gathered together, and how long forward and backward compute with them, in seconds.
+struct UnitTime {
+  std::size_t bytes = 0;
+  double forward = 0, backward = 0;
+};
+
+/// The units that ByBytes cuts, in the order of the layers; passes take the times by their operations.
+[[gnu::cold]] inline std::vector<UnitTime> unit_times(const ModelSizes& model, double most_mib, double forward,
+                                                      double backward) {
+  const auto& parameters = model.parameters;
+  const auto most = most_mib * 1024 * 1024;
+  double operations = 0;
+  for (const auto& parameter : parameters) operations += parameter.operations;
+  std::vector<UnitTime> units;  // the last one first, as the policy cuts them
+  for (std::size_t end = parameters.size(); end > 0;) {
+    std::size_t begin = end - 1;
+    while (begin > 0 && !parameters[begin].begins_layer) --begin;
+    UnitTime layer;
+    double of_layer = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      layer.bytes += parameters[i].count * sizeof(float);
+      of_layer += parameters[i].operations;
+    }
+    const double part = operations > 0 ? of_layer / operations
+                                       : static_cast<double>(end - begin) / static_cast<double>(parameters.size());
+    if (units.empty() || static_cast<double>(units.back().bytes + layer.bytes) > most) units.emplace_back();
+    auto& unit = units.back();
+    unit.bytes += layer.bytes;
+    unit.forward += forward * part;
+    unit.backward += backward * part;
+    end = begin;
+  }
+  return {units.rbegin(), units.rend()};
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
+
+namespace chorus::simulated {
+
+/// The policies whose training is simulated.
+enum class TrainingPolicy : std::uint8_t {
+  ddp,
+  local_sgd,
+  parameter_server,
+  data_parallel,
+  fully_sharded,
+  tensor_parallel
+};
+constexpr std::string_view name(TrainingPolicy policy) {
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp"};
+  return names[static_cast<std::size_t>(policy)];
+}
+
+/// A bucket of gradients: how long after backward's begin it is full, if nothing else is to do.
+struct BucketTime {
+  double ready = 0;
+  std::size_t bytes = 0;
+};
+
+/// One rank's step, as it is where nobody has to be waited for; in seconds.
+struct Training {
+  TrainingPolicy policy = TrainingPolicy::ddp;
+  double forward = 0, backward = 0, optimizer = 0;
+  std::vector<BucketTime> buckets = {};
+  std::size_t parameters = 1;        ///< how many; a server's workers tell of each whether it has a gradient
+  int period = 8;                    ///< local_sgd: steps between means
+  DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
+  std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
+  bool keeps_parameters = false;     ///< fsdp: see KeepParameters
+  int layers = 0;                    ///< tp: of a transformer
+  std::size_t activation = 0;        ///< tp: bytes of the batch between two of them
+  /// What a rank holds, for traces: bytes of the parameters, 0: nobody knows; and how many numbers an optimizer has for
+  /// each of them. Activations, which a step's times don't tell, are left out.
+  std::size_t parameter_bytes = 0;
+  int optimizer_slots = 0;
+
+  /// Whether a rank keeps, and steps, a part of the parameters.
+  bool has_parts() const {
+    return policy == TrainingPolicy::fully_sharded || policy == TrainingPolicy::tensor_parallel;
+  }
+
+  double seconds() const { return forward + backward + optimizer; }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const auto& bucket : buckets) sum += bucket.bytes;
+    for (const auto& unit : units) sum += unit.bytes;
+    return sum;
+  }
+};
+
+/// When which bucket is full: gradients come in the reverse order of the forward pass, and buckets are cut as
+/// DistributedDataParallel cuts them.
+[[gnu::cold]] inline std::vector<BucketTime> bucket_times(const ModelSizes& model, const BucketOptions& options,
+                                                          double backward) {
+  constexpr double mib = 1024 * 1024;
+  double operations = 0;
+  for (const auto& parameter : model.parameters) operations += parameter.operations;
+  std::vector<BucketTime> buckets;
+  BucketTime open;
+  double done = 0;
+  for (std::size_t i = model.parameters.size(); i-- > 0;) {
+    const auto& parameter = model.parameters[i];
+    const auto bytes = parameter.count * sizeof(float);
+    if (open.bytes > 0 && static_cast<double>(open.bytes + bytes) > mib * options.cap_mb(buckets.size()))
+      buckets.push_back(std::exchange(open, {}));
+    done += parameter.operations;
+    open.bytes += bytes;
+    open.ready = operations == 0 ? backward : backward * (done / operations);
+  }
+  if (open.bytes > 0) buckets.push_back(open);
+  return buckets;
+}
+
+/// Bytes of a policy's parameters, gradients and optimizer, which lie together each, in a block of the allocator's
+/// (tensor/allocator.hpp). Without what they are made from at first.
+inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& training, bool steps, int ranks = 1) {
+  std::array<std::size_t, trace::memory_kinds> held{};
+  if (training.parameter_bytes == 0) return held;
+  // Of parts, which have pages of their own, what is the rank's.
+  const auto block = training.has_parts() ? training.parameter_bytes / static_cast<std::size_t>(ranks)
+                                          : size_class<64>(training.parameter_bytes).bytes;
+  const auto of = [&](trace::Memory kind) -> auto& { return held[static_cast<std::size_t>(kind)]; };
+  of(trace::Memory::parameters) = of(trace::Memory::gradients) = block;
+  of(trace::Memory::optimizer) = steps ? block * static_cast<std::size_t>(training.optimizer_slots) : 0;
+  return held;
+}
+
+/// A step of one rank. Each does what the policy of that name does, call by call.
+class TrainingRank {
+ public:
+  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+    if (training.parameter_bytes == 0) return;
+    const auto held = held_by(training, true, rank.size());
+    for (std::size_t kind = 0; kind < held.size(); ++kind)
+      if (held[kind] > 0) rank_.hold(static_cast<trace::Memory>(kind), static_cast<std::int64_t>(held[kind]));
+  }
+
+  void step(int number) {
+    const auto begun = rank_.clock();
+    rank_.next_step();
+    switch (training_.policy) {
+      case TrainingPolicy::ddp:
+        ddp();
+        break;
+      case TrainingPolicy::local_sgd:
+        local_sgd(number);
+        break;
+      case TrainingPolicy::parameter_server:
+        parameter_server(number);
+        break;
+      case TrainingPolicy::fully_sharded:
+        fully_sharded();
+        break;
+      case TrainingPolicy::tensor_parallel:
+        tensor_parallel();
+        break;
+      case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
+        break;
+    }
+    const auto optimizer = rank_.clock();
+    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
+      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
+    rank_.mark("optimizer", "optimizer step", optimizer);
+    rank_.mark("step", cat("step ", number), begun, 0, number);
+  }
+
+ private:
+  using Op = comm::Op;
+  using Traffic = trace::Traffic;
+  static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
+  static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
+  static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
+
+  void forward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.forward);
+    rank_.mark("forward", "forward", begun);
+  }
+  void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
+    rank_.call(op, bytes, traffic, peer, receives);
+  }
+  void tell_shares() {
+    if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
+  }
+
+  void ddp() {
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    std::vector<comm::Work> works;
+    double done = 0;
+    for (const auto& bucket : training_.buckets) {
+      const auto index = static_cast<int>(works.size());
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
+      works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
+    }
+    rank_.compute(training_.backward - done);
+    for (auto& work : works) work.wait();
+    rank_.mark("backward", "backward", begun);
+  }
+
+  // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
+  void fully_sharded() {
+    const auto& units = training_.units;
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = units.size(), last = count - 1;
+    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
+    const auto others = [&](std::size_t u) {
+      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    };
+    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
+      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
+    };
+    std::vector<std::vector<comm::Work>> gathers(count);
+    const auto gather = [&](std::size_t u) {
+      if (ranks == 1) return;
+      holds(trace::Memory::parameters, others(u));
+      const auto start = [&](Op op, std::size_t n, int peer) {
+        if (n > 0)
+          gathers[u].push_back(
+              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
+      };
+      start(Op::all_gather, numbers(u) / ranks, 0);
+      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+    };
+    const auto arrive = [&](std::size_t u) {
+      for (auto& work : gathers[u]) work.wait();
+      gathers[u].clear();
+    };
+    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
+    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
+      const auto begun = rank_.clock();
+      rank_.compute(usual);
+      rank_.mark(pass, cat(pass, ", unit ", u), begun);
+    };
+
+    tell_shares();
+    gather(0);
+    for (std::size_t u = 0; u < count; ++u) {
+      arrive(u);
+      if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
+      if (u < last) gather(u + 1);
+      compute(units[u].forward, "forward", u);
+    }
+
+    tell_shares();
+    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    const auto take_back = [&] {
+      const auto u = averages.front().first;
+      averages.front().second.wait();
+      if (const auto rest = numbers(u) % ranks; rest > 0)
+        rank_.call(Op::all_reduce, rest * sizeof(float), Traffic::gradients);
+      holds(trace::Memory::gradients, -others(u));
+      averages.pop_front();
+    };
+    const bool gathers_again = !training_.keeps_parameters;
+    if (gathers_again && last > 0) gather(last - 1);
+    for (std::size_t u = count; u-- > 0;) {
+      if (gathers_again && u < last) {
+        arrive(u);
+        if (u > 0) gather(u - 1);
+      }
+      holds(trace::Memory::gradients, others(u));
+      compute(units[u].backward, "backward", u);
+      give_back(u);
+      if (ranks == 1) continue;
+      while (averages.size() > 1) take_back();
+      const auto part = numbers(u) / ranks * sizeof(float);
+      averages.emplace_back(
+          u, rank_.start(Op::reduce_scatter, part, Traffic::gradients, 0, false, static_cast<int>(last - u)));
+    }
+    while (!averages.empty()) take_back();
+  }
+
+  // TensorParallel's of a transformer's layers: in each, attention and the two linear layers end with a sum over all
+  // ranks, and so do the gradients by what goes into them.
+  void tensor_parallel() {
+    if (rank_.size() > 1) call(Op::all_gather, program_bytes, Traffic::control);
+    for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
+      const auto begun = rank_.clock();
+      for (int half = 0; half < 2 * training_.layers; ++half) {
+        rank_.compute(seconds / (2.0 * training_.layers * rank_.size()));
+        if (rank_.size() > 1) call(Op::all_reduce, training_.activation, Traffic::activations);
+      }
+      rank_.mark(pass, pass, begun);
+    }
+  }
+
+  void backward() {
+    const auto begun = rank_.clock();
+    rank_.compute(training_.backward);
+    rank_.mark("backward", "backward", begun);
+  }
+  void local_sgd(int number) {
+    if (number % training_.period == 0 && rank_.size() > 1) {
+      call(Op::all_gather, count_bytes, Traffic::control);
+      call(Op::all_reduce, training_.bytes(), Traffic::parameters);
+    }
+    forward();
+    backward();
+  }
+
+  void parameter_server(int) {
+    const int size = rank_.size();
+    const auto each_worker = [&](const auto& f) {
+      for (int worker = 1; worker < size; ++worker) f(worker);
+    };
+    const bool serves = rank_.rank() == 0;
+    // The new parameters.
+    if (serves)
+      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
+    else
+      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+    forward();
+    const auto begun = rank_.clock();
+    tell_shares();
+    rank_.compute(training_.backward);
+    // Which gradients there are, and the gradients.
+    for (const auto& [bytes, traffic] :
+         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
+      // The server has a place for a worker's.
+      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
+                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                             : 0;
+      if (place > 0) rank_.hold(trace::Memory::buckets, place);
+      if (serves)
+        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
+      else
+        call(Op::message, bytes, traffic);
+      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
+    }
+    rank_.mark("backward", "backward", begun);
+  }
+
+  comm::simulated::SimulatedRank& rank_;
+  const Training& training_;
+};
+
+/// How long a simulated step takes, and of what that is made.
+struct TrainingTimes {
+  double step = 0;     ///< seconds of a step, the mean over the steps, of the last rank
+  double exposed = 0;  ///< of them: seconds in which a rank waits for communication, the mean over the ranks
+  double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
+  comm::simulated::SimulatedTimes times = {};
+};
+
+/// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
+/// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
+/// gathered outputs takes no time. Throws UsageError for devices of several machines, for copies between others than
+/// those there are, and for times out of range.
+[[gnu::cold]] inline TrainingTimes simulate_data_parallel(const comm::simulated::SimulationOptions& options,
+                                                          const Training& training, const DataParallelCopies& copies,
+                                                          int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_data_parallel: ", steps, " steps, expected 1 to 100000");
+  DeviceStreams streams(options);
+  int used = 1;
+  for (const auto* const part :
+       {&copies.prepare, &copies.gather, &copies.output_gradients, &copies.reduce, &copies.input_gradients})
+    for (const auto& [from, to, kind, bytes] : *part) {
+      check<UsageError>(from != to && std::min(from, to) >= 0 && std::max(from, to) < streams.size(),
+                        "simulate_data_parallel: a copy from device ", from, " to ", to, ", of ", streams.size());
+      used = std::max({used, from + 1, to + 1});
+    }
+  for (int device = 0; device < streams.size(); ++device)
+    if (training.parameter_bytes > 0) streams.hold(device, {{}, held_by(training, device == 0)});
+  const auto all = [&](const std::vector<DeviceCopy>& part, std::string_view name) {
+    for (const auto& copy : part) streams.copy(copy, name);
+  };
+  const auto compute = [&](double usual, std::string_view pass) {
+    for (int device = 0; device < used; ++device) streams.compute(device, usual, pass, pass);
+  };
+  std::vector<DeviceCopy> sent_by_nccl, prepared;
+  for (const auto& copy : copies.prepare)
+    (copies.by_nccl && copy.kind != trace::Traffic::inputs ? sent_by_nccl : prepared).push_back(copy);
+  for (int step = 0; step < steps; ++step) {
+    streams.next_step();
+    const auto begun = streams.clock(0);
+    streams.collective(sent_by_nccl, "replicate");
+    for (const auto& copy : prepared) streams.copy(copy, copy.kind == trace::Traffic::inputs ? "scatter" : "replicate");
+    compute(training.forward, "forward");
+    all(copies.gather, "gather");
+    streams.mark(0, "forward", "DataParallel forward", begun);
+    const auto backward = streams.clock(0);
+    all(copies.output_gradients, "scatter gradients");
+    compute(training.backward, "backward");
+    if (copies.by_nccl)
+      streams.collective(copies.reduce, "reduce");
+    else
+      all(copies.reduce, "reduce");
+    all(copies.input_gradients, "gather gradients");
+    streams.mark(0, "backward", "backward", backward);
+    streams.compute(0, training.optimizer, "optimizer", "optimizer step");
+    streams.mark(0, "step", cat("step ", step), begun, step);
+  }
+  TrainingTimes out;
+  const double computed = streams.computed();
+  out.times = streams.take();
+  out.step = out.times.seconds() / steps;
+  out.exposed = out.step - computed / options.ranks / steps;
+  return out;
+}
+
+/// How many ranks a simulation has to run, the others doing what they do (see SimulationOptions::alike); 0: all. Ranks
+/// of an island are not alike.
+[[gnu::cold]] inline int ranks_alike(const comm::simulated::SimulationOptions& options, const Training& training) {
+  constexpr int few = 16;  // which run anyway
+  const int island = options.links.island == 0 || options.links.island >= options.ranks ? 1 : options.links.island;
+  const bool star = training.policy == TrainingPolicy::parameter_server;
+  if (options.ranks <= few || star || options.keep_steps || options.computing.jitter > 0 ||
+      !options.computing.stragglers.empty() || options.ranks % island != 0)
+    return 0;
+  return island;
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// UsageError for times and sizes out of range.
+[[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
+                                                     const Training& training, int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_training: ", steps, " steps, expected 1 to 100000");
+  if (training.policy == TrainingPolicy::data_parallel) {
+    auto sizes = training.copied;
+    check<UsageError>(sizes.samples >= 0 && sizes.samples <= 1'000'000'000, "simulate_training: ", sizes.samples,
+                      " samples a device, expected 0 to 1e9");
+    sizes.samples *= options.ranks;
+    return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
+  }
+  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
+  const bool sharded = training.policy == TrainingPolicy::fully_sharded;
+  if (training.policy == TrainingPolicy::tensor_parallel)
+    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
+                      " layers with activations of ", training.activation, " bytes, expected both from 1 on");
+  else
+    check<UsageError>(sharded ? !training.units.empty() : !training.buckets.empty(), "simulate_training: no ",
+                      sharded ? "units" : "buckets");
+  double last = 0;
+  for (const auto& bucket : training.buckets) {
+    check<UsageError>(bucket.ready >= last && bucket.ready <= training.backward,
+                      "simulate_training: a bucket that is full after ", bucket.ready, " s, expected ", last, " to ",
+                      training.backward);
+    last = bucket.ready;
+  }
+  options.true_numbers = false;
+  if (options.alike == 0) options.alike = ranks_alike(options, training);
+  TrainingTimes out;
+  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+    TrainingRank self(rank, training);
+    for (int step = 0; step < steps; ++step) self.step(step);
+  });
+  out.step = out.times.seconds() / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
+  }
+  return out;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_TRAINING_HPP
+
+namespace chorus::simulated {
+
+/// What a step takes on one device that has the whole model and the whole batch, in seconds; stages are equal parts of
+/// it, and so are micro-batches.
+struct PipelineTraining {
+  Schedule schedule;
+  double forward = 0, backward = 0, optimizer = 0;
+  std::size_t activation = 0;  ///< bytes that a micro-batch takes from a stage to the next one, and its gradient back
+};
+
+namespace detail {
+
+/// Each rank goes through its actions as soon as it has what they need. A rank's port sends one message after another,
+/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time.
+class PipelineWalk {
+ public:
+  using Time = comm::simulated::Time;
+  using Kind = Schedule::Kind;
+  using Action = Schedule::Action;
+
+  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training)
+      : options_(options), training_(training), splits_(training.schedule.splits_backward()) {
+    times_.ranks.resize(training.schedule.ranks.size());
+    ports_.resize(times_.ranks.size());
+  }
+
+  void step(int number) {
+    const auto cells = static_cast<std::size_t>(schedule().stages) * static_cast<std::size_t>(schedule().micro_batches);
+    for (auto& there : there_) there.assign(cells, never);
+    std::vector<std::size_t> next(times_.ranks.size(), 0);
+    std::vector<Time> begun;
+    for (const auto& rank : times_.ranks) begun.push_back(rank.end);
+    for (bool any = true; std::exchange(any, false);)
+      for (std::size_t rank = 0; rank < next.size(); ++rank)
+        for (const auto& actions = schedule().ranks[rank];
+             next[rank] < actions.size() && carry_out(static_cast<int>(rank), actions[next[rank]], number); any = true)
+          ++next[rank];
+    for (std::size_t rank = 0; rank < next.size(); ++rank) {
+      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number, "optimizer", "optimizer step");
+      mark(static_cast<int>(rank), "step", cat("step ", number), begun[rank], number);
+    }
+  }
+  /// Seconds that ranks have waited, all together.
+  double waited() const { return waited_; }
+  comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ private:
+  static constexpr Time never = Time::min();
+
+  const Schedule& schedule() const { return training_.schedule; }
+  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
+  // When what the action takes from another stage is there.
+  Time& there(Kind kind, int micro_batch, int stage) {
+    const auto cell = static_cast<std::size_t>(stage * schedule().micro_batches + micro_batch);
+    return there_[static_cast<std::size_t>(kind)][cell];
+  }
+
+  bool carry_out(int rank, const Action& action, int step) {
+    const auto [kind, i, stage] = action;
+    const int from = kind == Kind::forward ? stage - 1 : kind == Kind::backward ? stage + 1 : -1;
+    Time& clock = of(rank).end;
+    if (from >= 0 && from < schedule().stages) {
+      const Time came = there(kind, i, stage);
+      if (came == never) return false;
+      if (came > clock) {
+        const Time begun = std::exchange(clock, came);
+        waited_ += comm::simulated::seconds(came - begun);
+        mark(rank, "bubble", cat("bubble before ", name(kind), " of micro-batch ", i), begun);
+      }
+    }
+    const double parts = static_cast<double>(schedule().stages) * schedule().micro_batches;
+    const double usual = kind == Kind::forward ? training_.forward : training_.backward / (splits_ ? 2 : 1);
+    compute(rank, usual / parts, step, kind == Kind::forward ? "forward" : "backward",
+            cat(name(kind), " of micro-batch ", i, " in stage ", stage));
+    if (kind == Kind::forward && stage + 1 < schedule().stages) send(rank, kind, i, stage + 1);
+    if (kind == Kind::backward && stage > 0) send(rank, kind, i, stage - 1);
+    return true;
+  }
+  void compute(int rank, double usual, int step, std::string_view kind, const std::string& what) {
+    Time& clock = of(rank).end;
+    const Time begun = clock;
+    const auto own = comm::simulated::time_of("compute", usual);
+    clock = comm::simulated::later(clock, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
+    mark(rank, kind, what, begun);
+  }
+  void send(int rank, Kind kind, int micro_batch, int stage) {
+    const int to = schedule().rank_of(stage);
+    const Time ready = of(rank).end;
+    if (to == rank) {
+      there(kind, micro_batch, stage) = ready;
+      return;
+    }
+    const auto& links = options_.links;
+    const bool near = links.island == 0 || rank / links.island == to / links.island;
+    const auto& link = near ? links.inside : links.between;
+    Time& port = ports_[static_cast<std::size_t>(rank)];
+    const Time begun = std::max(ready, port);
+    port = comm::simulated::later(begun, link.transfer(training_.activation));
+    there(kind, micro_batch, stage) = comm::simulated::later(port, link.latency());
+    if (!options_.keep_spans) return;
+    comm::simulated::Span span;
+    span.call.envelope.op = comm::Op::message;
+    span.call.envelope.sequence = static_cast<std::uint32_t>(of(rank).calls.size());
+    span.call.envelope.count = training_.activation;
+    span.call.peer = to;
+    span.traffic = trace::Traffic::activations;
+    span.bytes = training_.activation;
+    span.begun = begun;
+    span.ended = port;
+    span.sent[to] = training_.activation;
+    of(rank).calls.push_back(std::move(span));
+  }
+  void mark(int rank, std::string_view kind, std::string_view what, Time begun, int number = -1) {
+    if (options_.keep_spans)
+      of(rank).marks.push_back({std::string(kind), std::string(what), begun, of(rank).end, 0, number});
+  }
+
+  const comm::simulated::SimulationOptions& options_;
+  const PipelineTraining& training_;
+  const bool splits_;
+  comm::simulated::SimulatedTimes times_;
+  std::vector<Time> ports_;     // when each is free again
+  std::vector<Time> there_[3];  // by kind, stage and micro-batch
+  double waited_ = 0;
+};
+
+}  // namespace detail
+
+/// Trains for so many steps, a rank for each of the table's. Throws UsageError for a table that check_schedule refuses.
+[[gnu::cold]] inline TrainingTimes simulate_pipeline(const comm::simulated::SimulationOptions& options,
+                                                     const PipelineTraining& training, int steps) {
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_pipeline: ", steps, " steps, expected 1 to 100000");
+  check_schedule(training.schedule);
+  detail::PipelineWalk walk(options, training);
+  for (int step = 0; step < steps; ++step) walk.step(step);
+  TrainingTimes out;
+  out.exposed = walk.waited() / training.schedule.size() / steps;
+  out.times = walk.take();
+  out.step = out.times.seconds() / steps;
+  return out;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+
+// <chorus/simulate/recorded.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_RECORDED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_RECORDED_HPP
+/// `recorded_training`: one rank's step as a trace file has it, to be simulated on other ranks and links.
+
+// <chorus/trace/trace_reader.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_READER_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_READER_HPP
 /// Reads the files that TraceRecorder writes, also those of a run that ended while it recorded.
+
+// <chorus/trace/trace_lines.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
+/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
+/// is one line, its fields in one order, so that reading needs no JSON library.
+
+#include <fstream>
+
+namespace chorus::detail {
+
+/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
+/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
+inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
+  const auto at = text.find(cat('"', key, "\":"));
+  if (at == text.npos) return std::nullopt;
+  text.remove_prefix(at + key.size() + 3);
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
+      return text.substr(0, i);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return quoted || depth != 0 ? std::nullopt : std::optional(text);
+}
+/// The same where it is a string that `append_json_string` has written.
+inline std::string json_text(std::string_view text, std::string_view key) {
+  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  const auto value = json_value(text, key).value_or("");
+  std::string out;
+  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
+    if (value[i] != '\\') {
+      out += value[i];
+    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
+      out += plain[at];
+    } else {  // u00 and two digits
+      unsigned code = 0;
+      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
+      out += static_cast<char>(code);
+      i += 4;
+    }
+  }
+  return out;
+}
+inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
+  const auto value = json_value(text, key).value_or("");
+  std::from_chars(value.data(), value.data() + value.size(), otherwise);
+  return otherwise;
+}
+
+/// ns as us with three decimals, and back.
+inline std::string microseconds(std::int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
+                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
+  return text;
+}
+inline std::int64_t nanoseconds(std::string_view us) {
+  std::int64_t sign = 1, whole = 0, rest = 0;
+  if (us.starts_with('-')) {
+    sign = -1;
+    us.remove_prefix(1);
+  }
+  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
+  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
+  return sign * (whole * 1000 + rest);
+}
+
+/// Bytes by kind, as fields of a JSON object.
+template <class Kind, class Number, std::size_t Kinds>
+std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros = true) {
+  JsonObject out;
+  for (std::size_t kind = 0; kind < Kinds; ++kind)
+    if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
+  return out.fields();
+}
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
+}
+
+// What a process's counters are called, and what is said of bytes that it hands to another one.
+inline constexpr std::string_view memory_counter = "memory, bytes", sent_counter_begin = "sent to ";
+inline std::string sent_counter(int to) { return cat(sent_counter_begin, to, ", bytes"); }
+inline std::string sent_name(int to, trace::Traffic kind) { return cat(trace::name(kind), " to ", to); }
+inline std::string sent_fields(int to, trace::Traffic kind, std::size_t bytes) {
+  return JsonObject().field("to", to).field("kind", trace::name(kind)).field("bytes", bytes).fields();
+}
+
+/// The order of spans: one comes before those in it. Steps of collectives, which have none in them, stay in their
+/// order: some take no virtual time.
+template <class Span>
+bool is_before(const Span& a, const Span& b) {
+  const auto end = [](const Span& span) { return span.category == "ring" ? span.begin : span.end; };
+  return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
+}
+
+/// An event. Times in ns.
+struct TraceLine {
+  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
+  int pid = 0;
+  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
+  std::int64_t begin = 0, end = 0;
+  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
+  std::int64_t arrow = 0;
+
+  std::string text() const {
+    const auto quoted = [](std::string_view plain) {
+      std::string out;
+      append_json_string(out, plain);
+      return out;
+    };
+    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
+    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
+    out += cat(",\"ts\":", microseconds(begin));
+    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
+    if (phase == 'i') out += ",\"s\":\"t\"";
+    if (phase == 'f') out += ",\"bp\":\"e\"";
+    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
+    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
+    out += cat(",\"name\":", quoted(name));
+    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
+    return out + "},\n";
+  }
+  /// Of what `text` has written; nothing for another line.
+  static std::optional<TraceLine> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
+    TraceLine line;
+    line.phase = text[7];
+    const auto args = text.find(",\"args\":{");
+    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
+    line.pid = static_cast<int>(json_integer(head, "pid"));
+    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
+    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
+    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
+    line.category = json_text(head, "cat");
+    line.name = json_text(head, "name");
+    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
+    return line;
+  }
+};
+
+/// The first line of a file.
+struct TraceHead {
+  std::string policy = {};
+  bool distributed = false;
+  int rank = 0, ranks = 1;
+  std::string device_kind = {};
+  std::int64_t first_step = 0;
+  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
+  std::string machine = {};  ///< whose clock that is
+
+  std::string text() const {
+    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
+               JsonObject()
+                   .field("policy", policy)
+                   .field("distributed", distributed ? 1 : 0)
+                   .field("rank", rank)
+                   .field("ranks", ranks)
+                   .field("device_kind", device_kind)
+                   .field("first_step", first_step)
+                   .field("base", base)
+                   .field("machine", machine)
+                   .str(),
+               "},\n");
+  }
+  static std::optional<TraceHead> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
+    return TraceHead{.policy = json_text(text, "policy"),
+                     .distributed = json_integer(text, "distributed") != 0,
+                     .rank = static_cast<int>(json_integer(text, "rank")),
+                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
+                     .device_kind = json_text(text, "device_kind"),
+                     .first_step = json_integer(text, "first_step"),
+                     .base = json_integer(text, "base"),
+                     .machine = json_text(text, "machine")};
+  }
+};
+
+/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
+inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
+  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
+             ",\"notes\":", notes, "}}\n]\n");
+}
+
+/// A line that says something of a process or, from 1, of one of its lanes.
+inline std::string trace_label(int pid, int lane, std::string_view what, std::string_view args) {
+  return cat("{\"ph\":\"M\",\"pid\":", pid, lane == 0 ? std::string() : cat(",\"tid\":", 10 * pid + lane),
+             ",\"name\":\"", what, "\",\"args\":{", args, "}},\n");
+}
+/// The names of a process and its lanes.
+inline std::string trace_names(int device, std::string_view name) {
+  const auto named = [](std::string_view text) { return JsonObject().field("name", text).fields(); };
+  const int pid = device + 1;
+  auto out = trace_label(pid, 0, "process_name", named(name)) +
+             trace_label(pid, 0, "process_sort_index", cat("\"sort_index\":", device));
+  for (int lane = 0; lane < static_cast<int>(trace::lanes); ++lane) {
+    out += trace_label(pid, lane + 1, "thread_name", named(trace::name(static_cast<trace::Lane>(lane))));
+    out += trace_label(pid, lane + 1, "thread_sort_index", cat("\"sort_index\":", lane));
+  }
+  return out;
+}
+
+/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
+inline std::string machine_of_this_clock() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
 
 namespace chorus {
 
@@ -33482,13 +33290,8 @@ class TraceReader {
       read_whole(text);
     if (trace_.processes.empty()) trace_.processes.resize(1);
     for (auto& process : trace_.processes) {
-      // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
-      const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
-      const auto by_begin = [&](const TraceSpan& a, const TraceSpan& b) {
-        return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
-      };
-      std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
-      std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);
+      std::stable_sort(process.spans.begin(), process.spans.end(), is_before<TraceSpan>);
+      std::stable_sort(process.instants.begin(), process.instants.end(), is_before<TraceSpan>);
       std::stable_sort(process.counters.begin(), process.counters.end(),
                        [](const TraceCounter& a, const TraceCounter& b) { return a.at < b.at; });
     }
@@ -33679,60 +33482,14 @@ inline Trace read_trace(const std::string& path) {
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_READER_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_READER_HPP
 
-namespace chorus {
+// <chorus/trace/trace_times.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_TIMES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_TIMES_HPP
+/// When the steps of a trace were, and how long something was under way in them.
 
-/// What one rank or device sends another in the median step, of one kind, and what it should be.
-struct TraceLink {
-  int from = 0, to = 0;
-  std::string kind = {};
-  double bytes = 0;
-  std::optional<double> formula = {};  ///< where there is one
-  std::string rule = {};               ///< the formula
-};
-/// How long others waited for a rank that came last to a call of all, a step, on average over all steps.
-struct TraceLate {
-  int rank = 0;
-  double us = 0;     ///< of each call, the one who waited longest
-  double times = 0;  ///< calls a step
-};
-
-/// What a message and a byte take by the calls of a run: 2 (N-1) (alpha + K / (N bandwidth)) for an all_reduce of K
-/// bytes by a ring of N ranks.
-struct TraceLinkFit {
-  double alpha_us = 0;
-  double bandwidth = 0;  ///< bytes per us
-  int calls = 0;         ///< from which they come
-};
-
-/// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device, of those that were recorded.
-struct TraceFacts {
-  std::string policy = {};
-  int devices = 1;      ///< of the run
-  int steps = 0;        ///< that were recorded
-  int median_step = 0;  ///< its number: half of the steps, or fewer, took less time on their slowest device
-  double step_us = 0;   ///< how long that took
-  /// Forward, backward and optimizer passes, without the time in which they wait for communication; of passes within
-  /// passes, as DataParallel's, the innermost.
-  std::vector<double> compute_us = {};
-  std::vector<double> communication_us = {};  ///< in which calls or copies were under way
-  /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
-  /// outside of passes and of the wait for a batch.
-  std::vector<double> exposed_us = {};
-  std::vector<double> bubble_us = {};    ///< of it: a pipeline's rank waited for what another stage makes
-  std::optional<double> hidden = {};     ///< part of communication beside which the same device computed
-  std::vector<double> utilisation = {};  ///< computing / the device's step
-  std::vector<double> loader_us = {};    ///< waiting for the next batch
-  std::vector<double> samples = {};      ///< its share of the batch; 0 where the trace does not say
-  std::optional<double> gradient_bytes = {};  ///< K: without what fills up between parameters
-  std::optional<TraceLinkFit> link_fit = {};  ///< where rings ran, and nothing else
-  std::vector<TraceLink> links = {};
-  std::vector<TraceLate> late = {};
-  nlohmann::json peak = nlohmann::json::array();  ///< as in the metadata
-};
-
-namespace detail {
+namespace chorus::detail {
 
 /// Stretches of time, in order, without overlaps.
 class TimeSet {
@@ -33831,6 +33588,1145 @@ inline std::string text_of(const nlohmann::json& args, const char* key) {
   return found != args.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
+/// The most that a number of the loader's spans is in a rank's or device's steps, as "samples" or "batch"; 0: none.
+inline double most_loaded(const TraceProcess& process, std::size_t place,
+                          const std::map<int, std::vector<StepTime>>& steps, const char* key) {
+  double most = 0;
+  for (const auto& span : process.spans)
+    if (span.category == "loader" && in_a_step(steps, place, span.begin))
+      most = std::max(most, number_of(span.args, key));
+  return most;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_TIMES_HPP
+
+namespace chorus::simulated {
+
+/// The last whole step of rank 0: its forward and optimizer spans, and what backward computes, which is its span less
+/// what it waits for; buckets as they were full, by the same count. Throws FileError as read_trace, and for a trace
+/// that has no such step.
+[[gnu::cold]] inline Training recorded_training(const std::string& path) {
+  const auto trace = read_trace(path);
+  const auto& recorded = trace.processes.front();
+  const TraceSpan* step = nullptr;
+  const auto last_in = [&](std::string_view kind) {
+    const TraceSpan* last = nullptr;
+    for (const auto& span : recorded.spans)
+      if (span.category == kind && (step == nullptr || (span.begin >= step->begin && span.end <= step->end)) &&
+          (last == nullptr || span.begin > last->begin))
+        last = &span;
+    return last;
+  };
+  step = last_in("step");
+  check<FileError>(step != nullptr, printable(path), ": no step of rank 0");
+  const auto* const forward = last_in("forward");
+  const auto* const backward = last_in("backward");
+  const auto* const optimizer = last_in("optimizer");
+  check<FileError>(forward != nullptr && backward != nullptr, printable(path), ": no ",
+                   forward == nullptr ? "forward" : "backward", " span in rank 0's last step");
+  // us from backward's begin to `end` in which it doesn't wait.
+  const auto computed = [&](double end) {
+    double waited = 0;
+    for (const auto& span : recorded.spans)
+      if (span.category == "wait")
+        waited += std::max(0.0, std::min(end, span.end) - std::max(backward->begin, span.begin));
+    return std::max(0.0, end - backward->begin - waited);
+  };
+  constexpr double us = 1e-6;
+  Training out{.forward = us * (forward->end - forward->begin),
+               .backward = us * computed(backward->end),
+               .optimizer = optimizer == nullptr ? 0 : us * (optimizer->end - optimizer->begin)};
+  for (const auto& full : recorded.instants)
+    if (full.category == "bucket" && full.begin >= backward->begin && full.begin <= backward->end) {
+      const double bytes = chorus::detail::number_of(full.args, "bytes", -1);
+      check<FileError>(bytes >= 0 && bytes < 0x1p53, printable(path), ": bucket '", printable(full.name), "' of ",
+                       bytes, " bytes");
+      out.buckets.push_back({std::min(us * computed(full.begin), out.backward), static_cast<std::size_t>(bytes)});
+    }
+  check<FileError>(!out.buckets.empty(), printable(path), ": no buckets in rank 0's last step");
+  std::sort(out.buckets.begin(), out.buckets.end(), [](const auto& a, const auto& b) { return a.ready < b.ready; });
+  return out;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_RECORDED_HPP
+
+// <chorus/simulate/trace_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TRACE_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_TRACE_FILE_HPP
+/// `trace_text`: what simulated ranks have done, as a trace file that Perfetto reads, in the form of chorus' own.
+
+// <chorus/trace/whole_trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
+/// arrows between them.
+
+namespace chorus::detail {
+
+/// What one rank has recorded.
+struct TracePart {
+  TraceHead head;
+  std::string names, peaks, notes;  // lines; JSON objects
+  std::vector<TraceLine> lines;
+  bool complete = false;
+};
+
+/// Of a call of all ranks, what one rank's span of it tells.
+struct CallSpan {
+  std::size_t part;
+  const TraceLine* line;
+};
+/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
+inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
+  std::map<std::string, std::vector<CallSpan>> calls;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (const auto& line : parts[p].lines) {
+      if (line.phase != 'X' || line.category != "comm") continue;
+      const auto op = json_text(line.args, "op");
+      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
+        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
+            {p, &line});
+    }
+  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
+  return calls;
+}
+
+/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
+/// names of those lanes.
+inline std::string keep_nested(std::vector<TraceLine>& lines) {
+  constexpr int beside = static_cast<int>(trace::lanes) + 1;
+  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
+  std::map<int, std::string> names;
+  for (auto& line : lines) {
+    if (line.phase != 'X') continue;
+    const auto fits = [&](int lane) {
+      auto& ends = open[{line.pid, lane}];
+      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
+      return ends.empty() || line.end <= ends.back();
+    };
+    if (!fits(line.lane)) {
+      line.lane = beside;
+      names[line.pid] = trace_label(line.pid, beside, "thread_name", R"("name":"communication of another group")");
+      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
+    }
+    open[{line.pid, line.lane}].push_back(line.end);
+  }
+  std::string out;
+  for (const auto& [pid, name] : names) out += name;
+  return out;
+}
+
+/// The lines of all parts, and arrows between them.
+class TraceArrows {
+ public:
+  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
+
+  /// From the rank that has come last to a call of all to the others, which had to wait for it.
+  void from_the_late(const std::vector<TracePart>& parts) {
+    for (const auto& [name, spans] : calls_of_all(parts)) {
+      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
+        return a.line->begin < b.line->begin;
+      });
+      for (const auto& span : spans)
+        if (span.line->begin < last->line->begin)
+          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
+    }
+  }
+  /// Between devices of one process: from what made the numbers to what takes them.
+  void of_copies() {
+    const auto count = lines_.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto sent = lines_[i];
+      if (sent.phase != 'i' || sent.category != "sent") continue;
+      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
+      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
+      if (!source || !target) continue;
+      const auto from = lines_[*source], into = lines_[*target];
+      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
+    }
+  }
+  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
+  void of_steps() {
+    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
+    for (std::size_t i = 0; i < lines_.size(); ++i) {
+      const auto& line = lines_[i];
+      if (line.phase != 'X' || line.category != "ring") continue;
+      const auto& args = line.args;
+      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
+      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
+      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
+    }
+    for (auto& [link, steps] : sent) {
+      const auto& others = received[link];
+      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
+        const auto from = lines_[steps[i]], to = lines_[others[i]];
+        add("ring", "chunk", from, from.begin, to, to.end - 1);
+      }
+    }
+  }
+
+ private:
+  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
+  // that is `made_before`, the last one that has ended. Where it computes or communicates.
+  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
+    std::optional<std::size_t> around, before;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& line = lines_[i];
+      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
+      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
+      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
+      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
+    }
+    return around ? around : made_before ? before : std::nullopt;
+  }
+  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
+           std::int64_t arrives) {
+    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
+    ++arrows_;
+    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
+      lines_.push_back({.phase = phase,
+                        .pid = at.pid,
+                        .lane = at.lane,
+                        .begin = time,
+                        .end = time,
+                        .category = std::string(category),
+                        .name = std::string(name),
+                        .args = {},
+                        .arrow = arrows_});
+    };
+    end('s', from, leaves);
+    end('f', to, arrives);
+  }
+
+  std::vector<TraceLine>& lines_;
+  std::int64_t arrows_ = 0;
+};
+
+/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
+/// clocks may differ, in ns; -1: nobody knows.
+inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
+  const auto& head = parts.front().head;
+  std::vector<TraceLine> lines;
+  std::string names, peaks;
+  for (const auto& part : parts) {
+    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
+    names += part.names;
+  }
+  std::set<int> pids;
+  std::set<std::string> steps;
+  for (const auto& line : lines) {
+    pids.insert(line.pid);
+    if (line.category == "step") steps.insert(line.name);
+  }
+  for (const int pid : pids) {
+    const auto& part = head.distributed
+                           ? *std::find_if(parts.begin(), parts.end(),
+                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
+                           : parts.front();
+    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
+  }
+  TraceArrows arrows(lines);
+  arrows.from_the_late(parts);
+  if (!head.distributed) arrows.of_copies();
+  arrows.of_steps();
+  const auto order = [](const TraceLine& a, const TraceLine& b) {
+    const bool both = a.phase == 'X' && b.phase == 'X';
+    return both || a.begin != b.begin ? is_before(a, b) : a.phase == 'X' && b.phase != 'X';
+  };
+  std::stable_sort(lines.begin(), lines.end(), order);
+  names += keep_nested(lines);
+
+  const auto metadata = JsonObject()
+                            .field("chorus", 1)
+                            .field("policy", head.policy)
+                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
+                            .field("device_kind", head.device_kind)
+                            .field("first_step", head.first_step)
+                            .field("steps", steps.size())
+                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
+                            .json("peak", cat('[', peaks, ']'))
+                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
+  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
+  for (const auto& line : lines) text += line.text();
+  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
+  return text + "\n]}\n";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+
+namespace chorus::comm::simulated {
+
+namespace detail {
+
+/// The lines of one rank, as its recorder would have written them.
+class RankLines {
+ public:
+  using Lane = trace::Lane;
+  using Sums = std::array<std::size_t, trace::traffic_kinds>;
+
+  RankLines(int rank, const RankTimes& times) : rank_(rank) {
+    for (const auto& mark : times.marks) put(mark);
+    for (const auto& span : times.calls) {
+      put_call(span.lane, "comm", span);
+      for (const auto& [to, bytes] : span.sent) count(to, span.traffic, bytes, span.ended);
+    }
+    for (const auto& span : times.waits) put_call(Lane::wait, "wait", span);
+    for (const auto& step : times.steps)
+      add({'X', rank_ + 1, number(step.lane), step.begun, step.ended, "ring", step.name, step.args});
+    for (const auto& copied : times.copies) put(copied);
+    for (const auto& held : times.memory)
+      add({'C',
+           rank_ + 1,
+           0,
+           ns(held.at),
+           ns(held.at),
+           {},
+           std::string(chorus::detail::memory_counter),
+           chorus::detail::kinds_fields<trace::Memory>(held.bytes)});
+  }
+
+  std::vector<chorus::detail::TraceLine> take() { return std::move(lines_); }
+
+  /// The most that it held, by kind, as a JSON object; without any where nobody knows.
+  static std::string peak(const RankTimes& times) {
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(), [&](const Held& a, const Held& b) {
+      return chorus::detail::total_bytes(a.bytes) < chorus::detail::total_bytes(b.bytes);
+    });
+    if (most == times.memory.end()) return "{}";
+    return cat('{', chorus::detail::kinds_fields<trace::Memory>(most->bytes), '}');
+  }
+
+ private:
+  static std::int64_t ns(Time time) { return std::chrono::floor<std::chrono::nanoseconds>(time).count(); }
+  static int number(Lane lane) { return static_cast<int>(lane) + 1; }
+  /// Marks are called as their lanes are, but for copies, which communicate, and bubbles, in which a rank waits.
+  static int number(std::string_view kind) {
+    if (kind == "copy") return number(Lane::communication);
+    if (kind == "bubble") return number(Lane::wait);
+    std::size_t lane = 0;
+    while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
+    return static_cast<int>(lane) + 1;
+  }
+  void add(chorus::detail::TraceLine line) { lines_.push_back(std::move(line)); }
+  void put(const Mark& mark) {
+    if (mark.kind == "bucket")
+      return add({'i', rank_ + 1, number(Lane::backward), ns(mark.begun), ns(mark.begun), mark.kind, mark.name,
+                  cat(R"("bucket":)", mark.bucket, R"(,"bytes":)", mark.bytes)});
+    add({'X', rank_ + 1, number(mark.kind), ns(mark.begun), ns(mark.ended), mark.kind, mark.name,
+         mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
+  }
+  void put_call(Lane lane, const char* category, const Span& span) {
+    TracedCall call(span.call, span.traffic, span.bytes);
+    add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
+         std::move(call.args)});
+  }
+  void put(const Copied& copied) {
+    add({'i', rank_ + 1, number(Lane::communication), ns(copied.begun), ns(copied.begun), "sent",
+         chorus::detail::sent_name(copied.to, copied.kind),
+         chorus::detail::sent_fields(copied.to, copied.kind, copied.bytes)});
+    count(copied.to, copied.kind, copied.bytes, copied.ended);
+  }
+  void count(int to, trace::Traffic kind, std::size_t bytes, Time at) {
+    auto& sums = sums_[to];
+    sums[static_cast<std::size_t>(kind)] += bytes;
+    add({'C',
+         rank_ + 1,
+         0,
+         ns(at),
+         ns(at),
+         {},
+         chorus::detail::sent_counter(to),
+         chorus::detail::kinds_fields<trace::Traffic>(sums, false)});
+  }
+
+  const int rank_;
+  std::vector<chorus::detail::TraceLine> lines_;
+  std::map<int, Sums> sums_;  // by the rank they went to
+};
+
+}  // namespace detail
+
+/// The first `drawn` ranks of `times`, whose spans were kept. `notes`: members of a JSON object, what else there is to
+/// tell.
+[[gnu::cold]] inline std::string trace_text(const SimulatedTimes& times, int drawn, std::string_view policy,
+                                            std::string_view notes) {
+  using detail::RankLines;
+  const int ranks = std::min(drawn, static_cast<int>(times.ranks.size()));
+  chorus::detail::JsonObject peaks;
+  for (int rank = 0; rank < ranks; ++rank)
+    peaks.json(cat(rank), RankLines::peak(times.ranks[static_cast<std::size_t>(rank)]));
+  std::vector<chorus::detail::TracePart> parts(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto& of = times.ranks[static_cast<std::size_t>(rank)];
+    auto& part = parts[static_cast<std::size_t>(rank)];
+    part.head.policy = policy;
+    part.head.distributed = !times.one_process;
+    part.head.rank = rank;
+    part.head.ranks = static_cast<int>(times.ranks.size());
+    part.head.device_kind = "simulated";
+    part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
+    part.peaks = peaks.str();
+    part.notes = cat('{', notes, '}');
+    part.lines = RankLines(rank, of).take();
+  }
+  return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_TRACE_FILE_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_HPP
+
+// <chorus/trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_HPP
+/// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
+/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+
+// <chorus/trace/at_launch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+/// A program that includes this header records its runs where `--trace`, CHORUS_TRACE or LaunchOptions::trace ask for
+/// it: `launch` calls these functions.
+
+namespace chorus::detail {
+
+/// A recorder of this process, which ends when the result goes; nothing on ranks beside the first where the file is a
+/// pipe or a device. Throws as TraceRecorder does.
+std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process);
+/// Makes one file of what ranks have left that were killed while they recorded. A failure is a warning.
+void merge_what_is_left(const TraceOptions& asked, int ranks);
+
+inline const bool launch_records = (run_listener = {&record_rank, &merge_what_is_left}, true);
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/trace/at_launch_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+/// How runs are recorded that `launch` begins.
+
+// <chorus/trace/merge_traces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
+
+namespace chorus {
+
+/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
+/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
+bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/trace/merge_traces_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+/// How the ranks' trace files become one.
+
+// <chorus/trace/trace_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
+/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+namespace chorus {
+
+namespace detail {
+struct TraceHead;
+}
+
+/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
+///
+/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
+/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
+/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
+/// of several machines are aligned by what both ends of a collective call know of each other, to within
+/// "clock_error_us".
+class TraceRecorder final : public trace::Listener, public trace::StepCounter {
+ public:
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
+  TraceRecorder(TraceOptions options, TracedProcess process);
+  ~TraceRecorder() override { finish(); }
+
+  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
+  void finish() noexcept;
+
+  void stepped() override { stepped_ = true; }
+  void forward_begins() override;
+  void evaluation_begins() override;
+  void note(std::string_view key, std::string_view json) override;
+
+  std::int64_t now() override {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  void span(const trace::Event& event) override;
+  void instant(const trace::Event& event) override;
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
+  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
+  bool wants_steps() const override { return options_.ring_steps; }
+
+  /// The file of a rank while it records.
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
+
+ private:
+  using Held = std::array<std::int64_t, trace::memory_kinds>;
+  struct Sum {
+    int from, to;
+    std::array<std::uint64_t, trace::traffic_kinds> bytes;
+    bool written;
+  };
+  struct Sample {
+    int device;
+    std::int64_t at;
+    Held held;
+  };
+
+  void hold(int device, std::int64_t at);
+  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  detail::TraceHead head() const;
+  void begin_window();
+  void end_step(std::int64_t end);
+  void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
+  void write(char phase, const trace::Event& event);
+  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
+  void write_sums(std::int64_t at);
+  void write_samples();
+  void write_names(int device);
+
+  const TraceOptions options_;
+  const TracedProcess process_;
+  std::atomic<bool> stepped_{true}, recording_{false};
+  std::mutex mutex_;  // for all that follows
+  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
+  std::string lines_;
+  std::unique_ptr<detail::LogFile> file_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<int> devices_;  // that are named in the file
+  std::vector<Sum> sums_;
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
+  std::vector<Sample> samples_;
+  bool finished_ = false;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/trace/trace_recorder_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+/// How TraceRecorder writes.
+
+namespace chorus {
+
+namespace detail {
+
+/// Nanoseconds for which this thread was ready to run and had no core, since it began; -1: the system does not tell.
+CHORUS_INLINE std::int64_t waited_for_core() {
+  std::int64_t ran = 0, waited = -1;
+  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
+  return waited;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
+    : options_(std::move(options)), process_(std::move(process)) {
+  check<UsageError>(!options_.path.empty(), "trace: the file has no name");
+  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
+  // What was written before stays until there is something new; but that it can be written is known at once.
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
+                                            detail::LogFile::Sharing::alone);
+  if (process_.rank > 0) file_->clear();  // of an earlier run
+  if (process_.distributed) trace::set_place_of_process(process_.rank);
+  trace::count_steps(this);
+}
+
+CHORUS_INLINE void TraceRecorder::finish() noexcept {
+  try {
+    trace::count_steps(nullptr);
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(finished_, true)) return;
+    if (recording_) {
+      if (stepped_ && !evaluates_) end_step(now());
+      end_window();
+    }
+    const bool earlier = recorded_ == 0 && !end_empty();
+    if (recorded_ < options_.steps && process_.rank == 0)
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
+                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
+                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
+  } catch (const std::exception& error) {
+    give_up(error);
+  }
+}
+
+CHORUS_INLINE void TraceRecorder::forward_begins() {
+  if (!stepped_.exchange(false)) return;
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  ++step_;
+  try {
+    if (recording_ && !evaluates_) end_step(now());
+    if (std::exchange(evaluates_, false)) {  // what it sent and holds is no step's
+      const auto begin = now();
+      write_sums(begin);
+      for (std::size_t device = 0; device < held_.size(); ++device)
+        if (held_[device] != Held{}) hold(static_cast<int>(device), begin);
+    }
+    if (step_ == options_.first_step) begin_window();
+    if (step_ == options_.first_step + options_.steps) end_window();
+  } catch (const FileError& error) {
+    give_up(error);
+  }
+  step_begin_ = now();
+  loader_begin_ = 0;
+}
+
+CHORUS_INLINE void TraceRecorder::evaluation_begins() {
+  if (!stepped_) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || evaluates_) return;
+  try {
+    end_step(loader_begin_ > 0 ? loader_begin_ : now());
+    evaluates_ = true;
+  } catch (const FileError& error) {
+    give_up(error);
+  }
+}
+
+// The run is worth more than its picture.
+CHORUS_INLINE void TraceRecorder::give_up(const std::exception& error) noexcept {
+  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+  finished_ = true;
+  recording_ = false;
+  trace::listen(nullptr);
+  file_.reset();
+  if (process_.rank > 0) unlink(part_of(options_.path, process_.rank).c_str());
+}
+
+// A file that was there before stays, and the result is false; a new one becomes a trace without events.
+CHORUS_INLINE bool TraceRecorder::end_empty() {
+  file_.reset();
+  struct stat facts {};
+  const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+  if (process_.rank > 0) {
+    unlink(part_of(options_.path, process_.rank).c_str());
+  } else if (is_file && facts.st_size == 0) {
+    detail::TracePart nothing;
+    nothing.head = head();
+    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
+  }
+  return !is_file || facts.st_size == 0;
+}
+
+CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [known, value] : notes_)
+    if (known == key) {
+      value = json;
+      return;
+    }
+  notes_.emplace_back(key, json);
+}
+
+CHORUS_INLINE detail::TraceHead TraceRecorder::head() const {
+  return {.policy = process_.policy,
+          .distributed = process_.distributed,
+          .rank = process_.rank,
+          .ranks = process_.ranks,
+          .device_kind = process_.device_kind,
+          .first_step = options_.first_step,
+          .base = base_,
+          .machine = detail::machine_of_this_clock()};
+}
+
+CHORUS_INLINE void TraceRecorder::begin_window() {
+  file_->clear();
+  base_ = now();
+  file_->write(cat("[\n", head().text()));
+  constexpr int devices = 64;
+  held_.assign(devices, Held{});
+  peak_.assign(devices, Held{});
+  for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+      const int device = device_of(slot - process_.first_slot);
+      held_[static_cast<std::size_t>(device)][kind] +=
+          static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
+    }
+  for (int device = 0; device < devices; ++device)
+    if (held_[static_cast<std::size_t>(device)] != Held{}) hold(device, base_);
+  core_wait_ = detail::waited_for_core();
+  recording_ = true;
+  trace::listen(this);
+}
+
+CHORUS_INLINE void TraceRecorder::end_step(std::int64_t end) {
+  const auto number = options_.first_step + recorded_;
+  const auto name = cat("step ", number);
+  write('X', {.device = trace::place(),
+              .lane = trace::Lane::step,
+              .category = "step",
+              .name = name,
+              .begin = step_begin_,
+              .end = end,
+              .args = detail::JsonObject().field("step", number).fields()});
+  write_samples();
+  write_sums(end);
+  file_->write(lines_);
+  file_->flush();
+  lines_.clear();
+  ++recorded_;
+}
+
+CHORUS_INLINE void TraceRecorder::end_window() {
+  recording_ = false;
+  trace::listen(nullptr);
+  write_sums(now());
+  detail::JsonObject peaks;
+  for (const int device : devices_)
+    peaks.json(cat(device),
+               cat('{', detail::kinds_fields<trace::Memory>(peak_[static_cast<std::size_t>(device)]), '}'));
+  detail::JsonObject notes;
+  for (const auto& [key, value] : notes_) notes.json(key, value);
+  if (process_.device_kind == "cpu") {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) notes.field("cores", CPU_COUNT(&cores));
+    if (const auto waited = detail::waited_for_core(); waited >= core_wait_ && core_wait_ >= 0)
+      notes.json("core_wait_us", detail::microseconds(waited - core_wait_));
+  }
+  file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
+  file_->flush();
+  file_.reset();
+  lines_.clear();
+  merge_traces(options_.path, process_.distributed ? process_.ranks : 1);
+}
+
+CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || event.begin < base_ || evaluates_) return;
+  if (event.lane == trace::Lane::loader && stepped_ && loader_begin_ == 0) loader_begin_ = event.begin;
+  write('X', event);
+  if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
+}
+CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (recording_ && !evaluates_) write('i', event);
+}
+
+CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  auto sum = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.from == from && s.to == to; });
+  if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
+  sum->bytes[static_cast<std::size_t>(kind)] += bytes;
+  sum->written = false;
+  if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
+  const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
+  const auto at = now();
+  write('i', {from, trace::Lane::communication, "sent", name, at, at, args});
+}
+
+CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
+  const int number = slot - process_.first_slot;
+  if (number < 0 || number >= 64) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  const int device = device_of(number);
+  held_[static_cast<std::size_t>(device)][static_cast<std::size_t>(kind)] += bytes;
+  if (!evaluates_) hold(device, now());
+}
+
+CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
+  const auto& held = held_[static_cast<std::size_t>(device)];
+  auto& peak = peak_[static_cast<std::size_t>(device)];
+  if (detail::total_bytes(held) > detail::total_bytes(peak)) peak = held;
+  samples_.push_back({device, at, held});
+}
+
+CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
+  const int device = device_of(event.device);
+  write_names(device);
+  detail::TraceLine line;
+  line.phase = phase;
+  line.pid = device + 1;
+  line.lane = static_cast<int>(event.lane) + 1;
+  line.begin = (phase == 'X' ? event.begin : event.end) - base_;
+  line.end = event.end - base_;
+  line.category = event.category;
+  line.name = event.name;
+  line.args = event.args;
+  lines_ += line.text();
+}
+
+CHORUS_INLINE void TraceRecorder::write_names(int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
+  devices_.push_back(device);
+  lines_ += detail::trace_names(
+      device, process_.distributed ? cat("rank ", device) : cat("device ", process_.device_kind, ":", device));
+}
+
+CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
+                                                std::string_view args) {
+  write('C', {device, trace::Lane::step, {}, name, at, at, args});
+}
+
+CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
+  for (Sum& sum : sums_) {
+    if (std::exchange(sum.written, true)) continue;
+    write_counter(sum.from, at, detail::sent_counter(sum.to), detail::kinds_fields<trace::Traffic>(sum.bytes, false));
+  }
+}
+
+// Of a step with many allocations, what was most and what was last in each small part of its time.
+CHORUS_INLINE void TraceRecorder::write_samples() {
+  constexpr std::int64_t parts = 100;
+  const auto put = [&](const Sample& sample) {
+    write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
+  };
+  std::stable_sort(samples_.begin(), samples_.end(),
+                   [](const Sample& a, const Sample& b) { return a.device < b.device; });
+  const auto length = std::max<std::int64_t>(1, now() - step_begin_);
+  const auto part_of_time = [&](const Sample& sample) { return (sample.at - step_begin_) * parts / length; };
+  for (std::size_t i = 0; i < samples_.size();) {
+    std::size_t most = i, last = i;
+    const auto part = part_of_time(samples_[i]);
+    const int device = samples_[i].device;
+    for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
+      last = i;
+      if (detail::total_bytes(samples_[i].held) > detail::total_bytes(samples_[most].held)) most = i;
+    }
+    put(samples_[most]);
+    if (last != most) put(samples_[last]);
+  }
+  samples_.clear();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+
+namespace chorus::detail {
+
+/// Whether another program is, as LogFile::Sharing::alone.
+inline bool is_being_written(const std::string& path) {
+  const io::Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  return file.value >= 0 && ::flock(file.value, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now. Throws FileError
+/// where it can't be read.
+inline std::optional<TracePart> read_trace_part(const std::string& path) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 30;
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string all(file.size(), ' ');
+  file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
+  std::string_view rest = all, text;
+  const auto next = [&] {  // as getline
+    text = rest.substr(0, rest.find('\n'));
+    const bool any = !rest.empty();
+    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
+    return any;
+  };
+  if (!next() || text != "[") return std::nullopt;
+  TracePart part;
+  if (!next()) return std::nullopt;
+  const auto head = TraceHead::read(text);
+  if (!head) return std::nullopt;
+  part.head = *head;
+  while (next()) {
+    if (text == "]") {
+      part.complete = true;
+    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
+      part.peaks = json_value(text, "peaks").value_or("");
+      part.notes = json_value(text, "notes").value_or("");
+    } else if (text.starts_with("{\"ph\":\"M\"")) {
+      (part.names += text) += '\n';
+    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
+      part.lines.push_back(std::move(*line));
+    }
+  }
+  return part;
+}
+
+/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
+/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
+/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
+inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
+  std::int64_t error = 0;
+  bool unknown = false;
+  std::vector<std::int64_t> shifts(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
+  const auto calls = calls_of_all(parts);
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    if (parts[p].head.machine == parts[0].head.machine) continue;
+    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
+    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [name, spans] : calls) {
+      const TraceLine *here = nullptr, *there = nullptr;
+      for (const auto& span : spans) {
+        if (span.part == 0) here = span.line;
+        if (span.part == p) there = span.line;
+      }
+      if (here == nullptr || there == nullptr) continue;
+      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
+      low = std::max(low, at(p, there->begin) - at(0, here->end));
+      high = std::min(high, at(p, there->end) - at(0, here->begin));
+    }
+    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
+      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
+              parts[0].head.rank, "'s: their first steps are drawn at one time"));
+      shifts[p] = parts[0].head.base;
+      unknown = true;
+      continue;
+    }
+    shifts[p] -= low + (high - low) / 2;
+    error = std::max(error, (high - low + 1) / 2);
+  }
+  const auto first = *std::min_element(shifts.begin(), shifts.end());
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (auto& line : parts[p].lines) {
+      line.begin += shifts[p] - first;
+      line.end += shifts[p] - first;
+    }
+  return unknown ? -1 : error;
+}
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
+  using namespace detail;
+  const auto remove_parts = [&] {
+    for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
+  };
+  std::vector<TracePart> parts;
+  for (int rank = 0; as_it_is && rank < ranks; ++rank)
+    if (is_being_written(TraceRecorder::part_of(path, rank))) return false;  // by another run
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto part = read_trace_part(TraceRecorder::part_of(path, rank));
+    const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
+    if (of_this_run && (part->complete || as_it_is))
+      parts.push_back(std::move(*part));
+    else if (!as_it_is)
+      return false;
+  }
+  std::exception_ptr unwritten;
+  if (!parts.empty()) try {
+      const auto error = align_clocks(parts);
+      io::write_file("trace", path, whole_trace(parts, ranks, error));
+    } catch (const FileError&) {
+      unwritten = std::current_exception();
+    }
+  remove_parts();
+  if (unwritten) std::rethrow_exception(unwritten);
+  return !parts.empty();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+
+namespace chorus::detail {
+
+CHORUS_INLINE std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process) {
+  struct stat facts {};
+  const bool stream = ::stat(asked.path.c_str(), &facts) == 0 && (S_ISFIFO(facts.st_mode) || S_ISCHR(facts.st_mode));
+  if (stream && process.rank > 0) return nullptr;
+  if (stream && process.ranks > 1)
+    say(cat("warning: trace: '", asked.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
+  // Threads that have been left to themselves may still listen to it: it stays.
+  auto* const recorder = new TraceRecorder(asked, process);
+  static auto& all = *new std::vector<TraceRecorder*>;
+  all.push_back(recorder);
+  return {recorder, [](TraceRecorder* ended) { ended->finish(); }};
+}
+
+CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
+  try {
+    merge_traces(asked.path, ranks, true);
+  } catch (const FileError& error) {  // the run is worth more than its picture
+    say(cat("warning: ", error.what()));
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+
+// <chorus/trace/trace_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
+/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+namespace chorus {
+
+namespace detail {
+struct TraceHead;
+}
+
+/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
+///
+/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
+/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
+/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
+/// of several machines are aligned by what both ends of a collective call know of each other, to within
+/// "clock_error_us".
+class TraceRecorder final : public trace::Listener, public trace::StepCounter {
+ public:
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
+  TraceRecorder(TraceOptions options, TracedProcess process);
+  ~TraceRecorder() override { finish(); }
+
+  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
+  void finish() noexcept;
+
+  void stepped() override { stepped_ = true; }
+  void forward_begins() override;
+  void evaluation_begins() override;
+  void note(std::string_view key, std::string_view json) override;
+
+  std::int64_t now() override {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  void span(const trace::Event& event) override;
+  void instant(const trace::Event& event) override;
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
+  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
+  bool wants_steps() const override { return options_.ring_steps; }
+
+  /// The file of a rank while it records.
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
+
+ private:
+  using Held = std::array<std::int64_t, trace::memory_kinds>;
+  struct Sum {
+    int from, to;
+    std::array<std::uint64_t, trace::traffic_kinds> bytes;
+    bool written;
+  };
+  struct Sample {
+    int device;
+    std::int64_t at;
+    Held held;
+  };
+
+  void hold(int device, std::int64_t at);
+  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  detail::TraceHead head() const;
+  void begin_window();
+  void end_step(std::int64_t end);
+  void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
+  void write(char phase, const trace::Event& event);
+  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
+  void write_sums(std::int64_t at);
+  void write_samples();
+  void write_names(int device);
+
+  const TraceOptions options_;
+  const TracedProcess process_;
+  std::atomic<bool> stepped_{true}, recording_{false};
+  std::mutex mutex_;  // for all that follows
+  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
+  std::string lines_;
+  std::unique_ptr<detail::LogFile> file_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<int> devices_;  // that are named in the file
+  std::vector<Sum> sums_;
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
+  std::vector<Sample> samples_;
+  bool finished_ = false;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_HPP
+
+// <chorus/trace/advice.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_ADVICE_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_ADVICE_HPP
+/// What might make a run that was traced faster or better, each with the figures behind it, and what several runs show
+/// beside each other. What a trace does not tell is left out.
+
+// <chorus/trace/step_model.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_STEP_MODEL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_STEP_MODEL_HPP
+/// `StepModel`: how long a step under DistributedDataParallel takes, by the numbers of one that was recorded.
+
+// <chorus/trace/trace_facts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_FACTS_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_FACTS_HPP
+/// What a trace says of a run in numbers: where a step's time goes, what moves, and who waits for whom.
+
+// <chorus/trace/trace_links.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINKS_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINKS_HPP
+/// What the links of a trace carry beside what they should by a formula, and how fast they are by the run's own calls.
+
+namespace chorus {
+
+/// What one rank or device sends another in the median step, of one kind, and what it should be.
+struct TraceLink {
+  int from = 0, to = 0;
+  std::string kind = {};
+  double bytes = 0;
+  std::optional<double> formula = {};  ///< where there is one
+  std::string rule = {};               ///< the formula
+};
+/// What a message and a byte take by the calls of a run: 2 (N-1) (alpha + K / (N bandwidth)) for an all_reduce of K
+/// bytes by a ring of N ranks.
+struct TraceLinkFit {
+  double alpha_us = 0;
+  double bandwidth = 0;  ///< bytes per us
+  int calls = 0;         ///< from which they come
+};
+
+namespace detail {
+
 /// What a rank sends each other one in a step's calls of `kind`, by the algorithms that ran them, and by which rule.
 /// Nothing where something else ran, too.
 struct CallLinks {
@@ -33885,24 +34781,32 @@ inline std::optional<CallLinks> call_links(const TraceProcess& process, int rank
   return out;
 }
 
-/// The formula of a link, or nothing.
-inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& facts, const StepTime& step) {
-  const auto& sender = trace.processes[static_cast<std::size_t>(link.from)];
+/// K, where the run has told it.
+inline std::optional<double> gradient_bytes_of(const Trace& trace) {
+  const auto& bytes = trace.number("gradient_bytes");
+  return bytes.is_number() ? std::optional(bytes.get<double>()) : std::nullopt;
+}
+
+/// Sets the formula of a link, where there is one. `samples`: each device's share of the batch.
+inline void add_formula(TraceLink& link, const Trace& trace, const std::vector<double>& samples, const StepTime& step) {
   if (link.kind == "control") return;
-  if (facts.policy != "dp" && facts.policy != "parameter_server") {
-    const auto links = call_links(sender, link.from, facts.devices, step, link.kind);
+  const auto policy = trace.policy();
+  if (policy != "dp" && policy != "parameter_server") {
+    const auto& sender = trace.processes[static_cast<std::size_t>(link.from)];
+    const auto links = call_links(sender, link.from, trace.devices(), step, link.kind);
     if (!links || !links->bytes.contains(link.to)) return;
     link.formula = links->bytes.at(link.to);
     link.rule = links->rule;
   } else {
+    const auto gradients = gradient_bytes_of(trace);
     const bool down = link.kind == "parameters" && link.from == 0, up = link.kind == "gradients" && link.to == 0;
-    if ((down || up) && facts.gradient_bytes) {
-      link.formula = *facts.gradient_bytes;
-      const double more = link.bytes - *link.formula;
-      link.rule = more > 0 && more < 0.01 * *link.formula ? "K without what fills up between parameters" : "K";
+    if ((down || up) && gradients) {
+      link.formula = *gradients;
+      const double more = link.bytes - *gradients;
+      link.rule = more > 0 && more < 0.01 * *gradients ? "K without what fills up between parameters" : "K";
     } else if (const auto& sample = trace.number("sample_bytes");
-               facts.policy == "dp" && link.kind == "inputs" && link.from == 0 && sample.is_number()) {
-      const double share = facts.samples[static_cast<std::size_t>(link.to)];
+               policy == "dp" && link.kind == "inputs" && link.from == 0 && sample.is_number()) {
+      const double share = samples[static_cast<std::size_t>(link.to)];
       if (share > 0) {
         link.formula = share * sample.get<double>();
         link.rule = "its share of the inputs";
@@ -33911,17 +34815,18 @@ inline void add_formula(TraceLink& link, const Trace& trace, const TraceFacts& f
   }
 }
 
-inline std::vector<TraceLink> links_of(const Trace& trace, const TraceFacts& facts, const std::vector<StepTime>& step) {
+/// What each rank or device sent each other one in a step.
+inline std::vector<TraceLink> links_of(const Trace& trace, const std::vector<double>& samples,
+                                       const std::vector<StepTime>& step) {
   std::vector<TraceLink> out;
   for (std::size_t place = 0; place < trace.processes.size(); ++place) {
     std::map<std::pair<int, std::string>, double> before, after;  // until the step's begin and its end
     for (const auto& counter : trace.processes[place].counters) {
-      constexpr std::string_view prefix = "sent to ";
-      if (!counter.name.starts_with(prefix) || counter.at > step[place].end) continue;
-      const auto name = counter.name.substr(prefix.size());
+      if (!counter.name.starts_with(sent_counter_begin) || counter.at > step[place].end) continue;
+      const auto name = counter.name.substr(sent_counter_begin.size());
       int to = -1;
       std::from_chars(name.data(), name.data() + name.size(), to);
-      if (to < 0 || to >= facts.devices) continue;
+      if (to < 0 || to >= trace.devices()) continue;
       for (const auto& [kind, value] : counter.values.items()) {
         after[{to, kind}] = value.get<double>();
         if (counter.at <= step[place].begin) before[{to, kind}] = value.get<double>();
@@ -33931,7 +34836,7 @@ inline std::vector<TraceLink> links_of(const Trace& trace, const TraceFacts& fac
       const double sent = sum - before[link];
       if (sent <= 0) continue;
       out.push_back({.from = static_cast<int>(place), .to = link.first, .kind = link.second, .bytes = sent});
-      add_formula(out.back(), trace, facts, step[place]);
+      add_formula(out.back(), trace, samples, step[place]);
     }
   }
   return out;
@@ -34009,6 +34914,48 @@ inline std::optional<TraceLinkFit> fit_links(const Trace& trace, int devices) {
   return fit;
 }
 
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINKS_HPP
+
+namespace chorus {
+
+/// How long others waited for a rank that came last to a call of all, a step, on average over all steps.
+struct TraceLate {
+  int rank = 0;
+  double us = 0;     ///< of each call, the one who waited longest
+  double times = 0;  ///< calls a step
+};
+
+/// Of a run, all but `step_us` and `late` of its median step. Lists are by rank or device, of those that were recorded.
+struct TraceFacts {
+  std::string policy = {};
+  int devices = 1;      ///< of the run
+  int steps = 0;        ///< that were recorded
+  int median_step = 0;  ///< its number: half of the steps, or fewer, took less time on their slowest device
+  double step_us = 0;   ///< how long that took
+  /// Forward, backward and optimizer passes, without the time in which they wait for communication; of passes within
+  /// passes, as DataParallel's, the innermost.
+  std::vector<double> compute_us = {};
+  std::vector<double> communication_us = {};  ///< in which calls or copies were under way
+  /// In which the program waited for them; under DataParallel, whose copies do not run beside computing, all that is
+  /// outside of passes and of the wait for a batch.
+  std::vector<double> exposed_us = {};
+  std::vector<double> bubble_us = {};         ///< of it: a pipeline's rank waited for what another stage makes
+  std::optional<double> hidden = {};          ///< part of communication beside which the same device computed
+  std::vector<double> utilisation = {};       ///< computing / the device's step
+  std::vector<double> loader_us = {};         ///< waiting for the next batch
+  std::vector<double> samples = {};           ///< its share of the batch; 0 where the trace does not say
+  std::optional<double> gradient_bytes = {};  ///< K: without what fills up between parameters
+  std::optional<TraceLinkFit> link_fit = {};  ///< where rings ran, and nothing else
+  std::vector<TraceLink> links = {};
+  std::vector<TraceLate> late = {};
+  nlohmann::json peak = nlohmann::json::array();  ///< as in the metadata
+};
+
+namespace detail {
+
 inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
   std::map<std::int64_t, const TraceArrowEnd*> from;
   for (const auto& arrow : trace.arrows)
@@ -34082,11 +35029,7 @@ inline TraceFacts facts_of(const Trace& trace) {
     facts.loader_us.push_back(loader.length());
     communicating += communication.length();
     beside += communication.both(passes).length();
-    double samples = 0;
-    for (const auto& span : process.spans)
-      if (span.category == "loader" && detail::in_a_step(steps, place, span.begin))
-        samples = std::max(samples, detail::number_of(span.args, "samples"));
-    facts.samples.push_back(samples);
+    facts.samples.push_back(detail::most_loaded(process, place, steps, "samples"));
   }
   if (facts.policy == "dp") {  // whose one loader has the whole batch; the first shares may be larger by one sample
     const auto batch = static_cast<std::int64_t>(facts.samples.front());
@@ -34095,9 +35038,9 @@ inline TraceFacts facts_of(const Trace& trace) {
           static_cast<double>(batch / facts.devices + (static_cast<int>(i) < batch % facts.devices ? 1 : 0));
   }
   if (communicating > 0) facts.hidden = beside / communicating;
-  if (const auto& bytes = trace.number("gradient_bytes"); bytes.is_number()) facts.gradient_bytes = bytes.get<double>();
+  facts.gradient_bytes = detail::gradient_bytes_of(trace);
   facts.link_fit = detail::fit_links(trace, facts.devices);
-  facts.links = detail::links_of(trace, facts, step);
+  facts.links = detail::links_of(trace, facts.samples, step);
   facts.late = detail::late_of(trace, facts.steps);
   facts.peak = trace.metadata.at("peak");
   return facts;
@@ -34142,7 +35085,7 @@ inline nlohmann::json to_json(const TraceFacts& facts) {
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_FACTS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_FACTS_HPP
 
 namespace chorus {
 
@@ -34155,10 +35098,10 @@ struct StepModel {
   int devices = 1;       ///< of the run
   double passes_us = 0;  ///< forward and backward of the slowest device
   double optimizer_us = 0;
-  double other_us = 0;  ///< of the step: neither computing nor waiting
-  double hidden = 0;    ///< part of communication beside which devices compute
-  double bytes = 0;     ///< K, with what fills up between parameters
-  int buckets = 0;      ///< n
+  double other_us = 0;      ///< of the step: neither computing nor waiting
+  double hidden = 0;        ///< part of communication beside which devices compute
+  double bytes = 0;         ///< K, with what fills up between parameters
+  int buckets = 0;          ///< n
   double averaging_us = 0;  ///< what the run's own calls take
   TraceLinkFit link =
       {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone
@@ -34210,16 +35153,16 @@ inline std::optional<StepModel> fit_step_model(const Trace& trace, const TraceFa
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_STEP_MODEL_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_STEP_MODEL_HPP
 
-// <chorus/train/trace_sentences.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
+// <chorus/trace/trace_sentences.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_SENTENCES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_SENTENCES_HPP
 /// What a trace's numbers mean, in sentences. What a trace does not tell is left out.
 
-// <chorus/train/trace_words.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
+// <chorus/trace/trace_words.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_WORDS_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_WORDS_HPP
 /// How sentences about a trace put numbers, times and bytes.
 
 namespace chorus::detail {
@@ -34271,9 +35214,7 @@ inline double batch_of(const Trace& trace) {
   const auto steps = step_times(trace);
   double batch = 0;
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
-    for (const auto& span : trace.processes[place].spans)
-      if (span.category == "loader" && in_a_step(steps, place, span.begin))
-        batch = std::max(batch, number_of(span.args, "batch"));
+    batch = std::max(batch, most_loaded(trace.processes[place], place, steps, "batch"));
   return batch;
 }
 /// K, of which `bytes` were averaged.
@@ -34343,7 +35284,7 @@ inline std::string kinds_text(const nlohmann::json& peak) {
 }
 
 }  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_WORDS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_WORDS_HPP
 
 namespace chorus {
 
@@ -34475,7 +35416,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_SENTENCES_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_SENTENCES_HPP
 
 namespace chorus {
 
@@ -34701,7 +35642,7 @@ inline std::string advice_text(const Trace& trace) {
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_ADVICE_HPP
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_ADVICE_HPP
 
 #if CHORUS_USE_CUDA
 // <chorus/data/cuda/device_loader.hpp>

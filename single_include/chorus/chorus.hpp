@@ -1804,7 +1804,7 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
+  [[gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -4468,7 +4468,7 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
+  [[gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -6307,7 +6307,7 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
+  [[gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};
@@ -9098,8 +9098,20 @@ struct Split {
   friend bool operator==(const Split&, const Split&) = default;
 };
 
-/// What a part is a part of: see tensor_group.hpp.
-struct PartOfParameter;
+class TensorGroup;
+struct AxisPart;
+struct SplitLayout;
+
+/// Of a parameter that is a part: of what, and who has the others. What one does with it is in tensor_group.hpp.
+struct PartOfParameter {
+  Split split;
+  std::vector<Index> extents;  ///< of the whole one
+  std::shared_ptr<TensorGroup> group;
+
+  SplitLayout layout() const;
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const;
+};
 
 namespace detail {
 inline thread_local constinit bool reads_parts = false;
@@ -14263,16 +14275,10 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
-/// Of a parameter that is a part: of what, and who has the others.
-struct PartOfParameter {
-  Split split;
-  std::vector<Index> extents;  ///< of the whole one
-  std::shared_ptr<TensorGroup> group;
-
-  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
-  /// This rank's entries of the axis, in each block.
-  AxisPart mine() const { return group->part(layout().width, split.unit); }
-};
+inline SplitLayout PartOfParameter::layout() const {
+  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
+}
+inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -15063,7 +15069,7 @@ class AnyCommunicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; in a simulated group, see simulated/, virtual time.
+  /// This rank's clock; of an engine that has virtual time, that.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
@@ -20187,145 +20193,10 @@ inline std::string format_list(const char* form, std::va_list values) {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 
-// <chorus/train/trace_recorder.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
-/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
-/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
-
-// <chorus/train/log_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
-
-// <chorus/core/standard_streams.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
-
-#include <fcntl.h>
-#include <poll.h>
-
-namespace chorus::detail {
-
-/// Opens the closed ones on /dev/null.
-inline void open_standard_streams() {
-  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
-    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
-}
-
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
-inline int above_standard_streams(int fd) {
-  if (fd < 0 || fd > STDERR_FILENO) return fd;
-  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
-  close(fd);
-  errno = error;
-  return above;
-}
-
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
-inline std::FILE* open_to_write(const char* path, bool keeps = false) {
-  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
-  int fd = open(path, how, 0666);
-  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
-    poll(nullptr, 0, 10);
-    fd = open(path, how, 0666);
-  }
-  fd = above_standard_streams(fd);
-  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-  return fd < 0 ? nullptr : fdopen(fd, "w");
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-
-namespace chorus::detail {
-
-class LogFile {
- public:
-  enum class Sharing { may_be_shared, alone };
-
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
-  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
-  explicit operator bool() const { return file_ != nullptr; }
-
-  void write(std::string_view bytes);
-  void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
-  void clear();
-
- private:
-  struct Close {
-    void operator()(std::FILE* file) const {
-      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
-      std::fclose(file);
-    }
-  };
-  [[noreturn]] void write_failed() const;
-
-  const char* log_;
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
-};
-
-}  // namespace chorus::detail
-
-#if !CHORUS_COMPILED
-// <chorus/train/log_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-/// How a line gets into a file whole.
-
-#include <sys/file.h>
-
-namespace chorus::detail {
-
-CHORUS_INLINE LogFile::LogFile(const char* log, std::string path, Sharing sharing) : log_(log), path_(std::move(path)) {
-  if (path_.empty()) return;
-  const bool alone = sharing == Sharing::alone;
-  file_.reset(open_to_write(path_.c_str(), alone));
-  if (file_ == nullptr) write_failed();
-  struct stat facts {};
-  if (!alone || ::fstat(::fileno(file_.get()), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
-  const bool taken = ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  check<FileError>(!taken, log_, ": cannot write '", printable(path_, 4096), "': another program is writing it");
-}
-
-CHORUS_INLINE void LogFile::write(std::string_view bytes) {
-  if (file_ == nullptr) return;
-  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
-}
-
-CHORUS_INLINE void LogFile::flush() {
-  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
-  if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
-}
-
-CHORUS_INLINE void LogFile::clear() {
-  struct stat own {}, there {};
-  const int file = ::fileno(file_.get());
-  if (::fstat(file, &own) != 0 || !S_ISREG(own.st_mode)) return;
-  if (::stat(path_.c_str(), &there) != 0 || there.st_dev != own.st_dev || there.st_ino != own.st_ino)
-    *this = LogFile(log_, std::string(path_), Sharing::alone);
-  if (::ftruncate(::fileno(file_.get()), 0) != 0) write_failed();
-}
-
-CHORUS_INLINE void LogFile::write_failed() const {
-  fail<FileError>(log_, ": cannot write '", printable(path_, 4096), "': ", std::strerror(errno));
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+// <chorus/launch/run_listener.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
+/// Who records runs: `launch` tells it of each rank and knows nothing else of it. <chorus/trace.hpp> brings one.
 
 namespace chorus {
 
@@ -20343,1009 +20214,28 @@ struct TraceOptions {
 /// The process that is recorded.
 struct TracedProcess {
   std::string policy = "single";
-  bool distributed = false;          ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;           ///< where it is distributed
+  bool distributed = false;  ///< it is one rank of several: all that happens in it is the rank's
+  int rank = 0, ranks = 1;   ///< where it is distributed
   std::string device_kind = "cpu";
-  int first_slot = 0;                ///< of the kind of devices, see trace_slot
+  int first_slot = 0;  ///< of the kind of devices, see trace_slot
 };
 
 namespace detail {
-struct TraceHead;
-}
 
-/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
-/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
-/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
-/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
-/// warning, and the run goes on.
-///
-/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
-/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
-/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
-/// of several machines are aligned by what both ends of a collective call know of each other, to within
-/// "clock_error_us".
-class TraceRecorder final : public trace::Listener, public trace::StepCounter {
- public:
-  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
-  /// writing it. Must outlive all threads that compute. One at a time in a process.
-  TraceRecorder(TraceOptions options, TracedProcess process);
-  ~TraceRecorder() override { finish(); }
-
-  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
-  void finish() noexcept;
-
-  void stepped() override { stepped_ = true; }
-  void forward_begins() override;
-  void evaluation_begins() override;
-  void note(std::string_view key, std::string_view json) override;
-
-  std::int64_t now() override {
-    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
-  void span(const trace::Event& event) override;
-  void instant(const trace::Event& event) override;
-  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
-  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
-  bool wants_steps() const override { return options_.ring_steps; }
-
-  /// The file of a rank while it records.
-  static std::string part_of(const std::string& path, int rank) {
-    return rank == 0 ? path : cat(path, ".rank", rank);
-  }
-
- private:
-  using Held = std::array<std::int64_t, trace::memory_kinds>;
-  struct Sum {
-    int from, to;
-    std::array<std::uint64_t, trace::traffic_kinds> bytes;
-    bool written;
-  };
-  struct Sample {
-    int device;
-    std::int64_t at;
-    Held held;
-  };
-
-  void hold(int device, std::int64_t at);
-  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
-  detail::TraceHead head() const;
-  void begin_window();
-  void end_step(std::int64_t end);
-  void end_window();
-  bool end_empty();
-  void give_up(const std::exception& error) noexcept;
-  void write(char phase, const trace::Event& event);
-  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
-  void write_sums(std::int64_t at);
-  void write_samples();
-  void write_names(int device);
-
-  const TraceOptions options_;
-  const TracedProcess process_;
-  std::atomic<bool> stepped_{true}, recording_{false};
-  std::mutex mutex_;  // for all that follows
-  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
-  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
-  std::int64_t core_wait_ = 0;     // see waited_for_core
-  bool evaluates_ = false;         // since the last step's end
-  std::string lines_;
-  std::unique_ptr<detail::LogFile> file_;
-  std::vector<std::pair<std::string, std::string>> notes_;
-  std::vector<int> devices_;  // that are named in the file
-  std::vector<Sum> sums_;
-  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
-  std::vector<Sample> samples_;
-  bool finished_ = false;
+/// What `launch` calls where a trace is asked for.
+struct RunListener {
+  /// Before the body of a rank, or of a policy of one process. What it returns goes once the body has returned and the
+  /// communicator is closed. May throw: then the body is not called.
+  std::shared_ptr<void> (*rank_begins)(const TraceOptions& asked, const TracedProcess& process) = nullptr;
+  /// In the process that has started `ranks` ranks, when all of them have ended: some may have been killed.
+  void (*ranks_have_ended)(const TraceOptions& asked, int ranks) = nullptr;
 };
-
-}  // namespace chorus
-
-#if !CHORUS_COMPILED
-// <chorus/train/trace_recorder_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
-/// How TraceRecorder writes.
-
-// <chorus/core/atomic_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
-
-// <chorus/core/descriptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
-
-namespace chorus::io {
-
-/// Owns `value`, unless it is negative. It is no standard stream's.
-struct Descriptor {
-  int value = -1;
-
-  Descriptor() = default;
-  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
-  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value, other.value);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value >= 0) ::close(value);
-  }
-};
-
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
-inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
-
-/// A regular file, open for reading; without a path none.
-class RegularFile {
- public:
-  RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
-  RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
-      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
-    struct stat facts {};
-    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
-    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
-    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
-    size_ = static_cast<std::uint64_t>(facts.st_size);
-  }
-
-  bool is_open() const { return file_.value >= 0; }
-  std::uint64_t size() const { return size_; }
-
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
-  template <class... Reading>
-  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
-    while (!to.empty()) {
-      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      check<FileError>(count > 0, reading...,
-                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
-      to = to.subspan(static_cast<std::size_t>(count));
-      offset += static_cast<std::uint64_t>(count);
-    }
-  }
-
- private:
-  Descriptor file_;
-  std::uint64_t size_ = 0;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-
-namespace chorus::io {
-
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
-bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
-
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
-class AtomicFile {
- public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
-  explicit AtomicFile(std::string path);
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() { discard(); }
-
-  /// Appends. Throws FileError, and then removes the temporary file.
-  void write(std::span<const std::byte> data);
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
-  /// FileError.
-  std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
-  void write_at(std::uint64_t offset, std::span<const std::byte> data);
-
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
-  void commit();
-
- private:
-  struct Unopened {};
-  static constexpr std::string_view suffix = ".tmp";
-  static constexpr std::size_t digits = 16;
-
-  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
-
-  void discard();
-
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
-  [[noreturn]] void fail_at(std::string_view step);
-
-  static int sync(const Descriptor& descriptor);
-
-  void open_folder();
-
-  /// The permissions for the new file; 0 if there is no old file.
-  mode_t check_old_file();
-
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
-  void remove_leftovers() const;
-
-  void create(mode_t mode);
-
-  std::string random_name();
-
-  std::string path_, folder_path_, name_, prefix_, temporary_;
-  Descriptor folder_, file_;
-};
-
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
-void write_file(std::string_view who, const std::string& path, std::string_view text);
-
-}  // namespace chorus::io
-
-#if !CHORUS_COMPILED
-// <chorus/core/atomic_file_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put in place.
-
-#include <dirent.h>
-
-namespace chorus::io {
-
-/// A path in a message: on one line, and complete.
-inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
-
-CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) return false;
-    offset += static_cast<std::uint64_t>(count);
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
-
-CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
-  open_folder();
-  const mode_t mode = check_old_file();
-  remove_leftovers();
-  create(mode);
-}
-
-CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
-  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  while (!data.empty()) {
-    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) errno = EIO;
-    if (count <= 0) fail_at("writing");
-    data = data.subspan(static_cast<std::size_t>(count));
-  }
-}
-
-CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
-  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
-  const chorus::detail::HeldSignal held(SIGXFSZ);
-  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
-  return folder_path_ + temporary_;
-}
-
-CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
-  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
-}
-
-CHORUS_INLINE void AtomicFile::commit() {
-  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
-  if (sync(file_) != 0) fail_at("syncing the file to the disk");
-  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
-    fail_at("renaming the temporary file");
-  }
-  temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
-  if (sync(folder_) != 0 && errno != EINVAL) {
-    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
-  }
-}
-
-CHORUS_INLINE void AtomicFile::discard() {
-  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
-  temporary_.clear();
-}
-
-CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
-  const char* reason = std::strerror(errno);
-  discard();
-  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
-}
-
-CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
-  int status = 0;
-  do {
-    status = ::fsync(descriptor.value);
-  } while (status != 0 && errno == EINTR);
-  return status;
-}
-
-CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
-  std::string target = path_;
-  struct stat facts {};
-  // Not realpath, which does not find a missing file.
-  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
-    char next[PATH_MAX];
-    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
-    if (links == most_links) errno = ELOOP;
-    if (links == most_links || length < 0) fail_at("following the symbolic link");
-    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
-    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
-  }
-  const std::size_t slash = target.rfind('/');
-  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
-  const std::string folder = folder_path_.empty() ? "." : folder_path_;
-  name_ = slash == target.npos ? target : target.substr(slash + 1);
-  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
-  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
-                   ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
-  prefix_ = cat('.', name_.substr(0, 200), '.');
-  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
-}
-
-CHORUS_INLINE mode_t AtomicFile::check_old_file() {
-  struct stat facts {};
-  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
-    if (errno != ENOENT) fail_at("looking at the old file");
-    return 0;
-  }
-  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
-  return facts.st_mode & 0777;
-}
-
-CHORUS_INLINE void AtomicFile::remove_leftovers() const {
-  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
-  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
-  if (folder == nullptr) return;
-  own.value = -1;
-  while (const dirent* entry = ::readdir(folder.get())) {
-    const std::string_view name = entry->d_name;
-    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
-    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
-    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
-    ::unlinkat(folder_.value, entry->d_name, 0);
-  }
-}
-
-CHORUS_INLINE void AtomicFile::create(mode_t mode) {
-  constexpr int attempts = 100;
-  for (int attempt = 0; attempt < attempts; ++attempt) {
-    const std::string name = random_name();
-    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-    if (file.value < 0) {
-      if (errno == EEXIST || errno == EINTR) continue;
-      fail_at("creating a temporary file in its folder");
-    }
-    temporary_ = name;
-    file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
-    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    struct stat facts {};
-    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
-    if (taken || facts.st_nlink == 0) continue;
-    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
-    return;
-  }
-  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
-                  " attempts");
-}
-
-CHORUS_INLINE std::string AtomicFile::random_name() {
-  unsigned char bytes[digits / 2];
-  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
-  std::string name = prefix_;
-  for (const unsigned char byte : bytes) {
-    constexpr std::string_view hex = "0123456789abcdef";
-    (name += hex[byte >> 4]) += hex[byte & 15];
-  }
-  return name += suffix;
-}
-
-CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
-  struct stat facts {};
-  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
-    try {
-      AtomicFile file(path);
-      file.write(text);
-      return file.commit();
-    } catch (const FileError& error) {
-      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
-    }
-  }
-  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
-  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
-  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  int error = errno;
-  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
-  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-
-// <chorus/train/merge_traces.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
-/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
-
-namespace chorus {
-
-/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
-/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
-/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
-bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
-
-}  // namespace chorus
-
-#if !CHORUS_COMPILED
-// <chorus/train/merge_traces_impl.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
-/// How the ranks' trace files become one.
-
-// <chorus/train/trace_lines.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
-/// is one line, its fields in one order, so that reading needs no JSON library.
-
-#include <fstream>
-
-namespace chorus::detail {
-
-/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
-/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
-inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
-  const auto at = text.find(cat('"', key, "\":"));
-  if (at == text.npos) return std::nullopt;
-  text.remove_prefix(at + key.size() + 3);
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      if (c == '"') quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
-      return text.substr(0, i);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return quoted || depth != 0 ? std::nullopt : std::optional(text);
-}
-/// The same where it is a string that `append_json_string` has written.
-inline std::string json_text(std::string_view text, std::string_view key) {
-  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
-  const auto value = json_value(text, key).value_or("");
-  std::string out;
-  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
-    if (value[i] != '\\') {
-      out += value[i];
-    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
-      out += plain[at];
-    } else {  // u00 and two digits
-      unsigned code = 0;
-      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
-      out += static_cast<char>(code);
-      i += 4;
-    }
-  }
-  return out;
-}
-inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
-  const auto value = json_value(text, key).value_or("");
-  std::from_chars(value.data(), value.data() + value.size(), otherwise);
-  return otherwise;
-}
-
-/// ns as us with three decimals, and back.
-inline std::string microseconds(std::int64_t ns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
-                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
-  return text;
-}
-inline std::int64_t nanoseconds(std::string_view us) {
-  std::int64_t sign = 1, whole = 0, rest = 0;
-  if (us.starts_with('-')) {
-    sign = -1;
-    us.remove_prefix(1);
-  }
-  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
-  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
-  return sign * (whole * 1000 + rest);
-}
-
-/// An event. Times in ns.
-struct TraceLine {
-  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
-  int pid = 0;
-  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
-  std::int64_t begin = 0, end = 0;
-  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
-  std::int64_t arrow = 0;
-
-  std::string text() const {
-    const auto quoted = [](std::string_view plain) {
-      std::string out;
-      append_json_string(out, plain);
-      return out;
-    };
-    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
-    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
-    out += cat(",\"ts\":", microseconds(begin));
-    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
-    if (phase == 'i') out += ",\"s\":\"t\"";
-    if (phase == 'f') out += ",\"bp\":\"e\"";
-    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
-    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
-    out += cat(",\"name\":", quoted(name));
-    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
-    return out + "},\n";
-  }
-  /// Of what `text` has written; nothing for another line.
-  static std::optional<TraceLine> read(std::string_view text) {
-    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
-    TraceLine line;
-    line.phase = text[7];
-    const auto args = text.find(",\"args\":{");
-    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
-    line.pid = static_cast<int>(json_integer(head, "pid"));
-    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
-    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
-    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
-    line.category = json_text(head, "cat");
-    line.name = json_text(head, "name");
-    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
-    return line;
-  }
-};
-
-/// The first line of a file.
-struct TraceHead {
-  std::string policy = {};
-  bool distributed = false;
-  int rank = 0, ranks = 1;
-  std::string device_kind = {};
-  std::int64_t first_step = 0;
-  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
-  std::string machine = {};  ///< whose clock that is
-
-  std::string text() const {
-    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
-               JsonObject()
-                   .field("policy", policy)
-                   .field("distributed", distributed ? 1 : 0)
-                   .field("rank", rank)
-                   .field("ranks", ranks)
-                   .field("device_kind", device_kind)
-                   .field("first_step", first_step)
-                   .field("base", base)
-                   .field("machine", machine)
-                   .str(),
-               "},\n");
-  }
-  static std::optional<TraceHead> read(std::string_view text) {
-    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
-    return TraceHead{.policy = json_text(text, "policy"),
-                     .distributed = json_integer(text, "distributed") != 0,
-                     .rank = static_cast<int>(json_integer(text, "rank")),
-                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
-                     .device_kind = json_text(text, "device_kind"),
-                     .first_step = json_integer(text, "first_step"),
-                     .base = json_integer(text, "base"),
-                     .machine = json_text(text, "machine")};
-  }
-};
-
-/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
-inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
-  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
-             ",\"notes\":", notes, "}}\n]\n");
-}
-
-/// The names of a process and its lanes.
-inline std::string trace_names(int device, std::string_view name) {
-  const int pid = device + 1;
-  const auto named = [&](std::string_view what, int tid, std::string_view args) {
-    return cat("{\"ph\":\"M\",\"pid\":", pid, tid == 0 ? std::string() : cat(",\"tid\":", tid), ",\"name\":\"", what,
-               "\",\"args\":{", args, "}},\n");
-  };
-  auto out = named("process_name", 0, JsonObject().field("name", name).fields()) +
-             named("process_sort_index", 0, cat("\"sort_index\":", device));
-  for (std::size_t lane = 0; lane < trace::lanes; ++lane) {
-    const int tid = 10 * pid + static_cast<int>(lane) + 1;
-    out += named("thread_name", tid, JsonObject().field("name", trace::name(static_cast<trace::Lane>(lane))).fields());
-    out += named("thread_sort_index", tid, cat("\"sort_index\":", lane));
-  }
-  return out;
-}
-
-/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
-inline std::string machine_of_this_clock() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_LINES_HPP
-
-// <chorus/train/whole_trace.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
-/// arrows between them.
-
-#include <set>
-
-namespace chorus::detail {
-
-/// What one rank has recorded.
-struct TracePart {
-  TraceHead head;
-  std::string names, peaks, notes;  // lines; JSON objects
-  std::vector<TraceLine> lines;
-  bool complete = false;
-};
-
-/// Of a call of all ranks, what one rank's span of it tells.
-struct CallSpan {
-  std::size_t part;
-  const TraceLine* line;
-};
-/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
-inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
-  std::map<std::string, std::vector<CallSpan>> calls;
-  for (std::size_t p = 0; p < parts.size(); ++p)
-    for (const auto& line : parts[p].lines) {
-      if (line.phase != 'X' || line.category != "comm") continue;
-      const auto op = json_text(line.args, "op");
-      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
-        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
-            {p, &line});
-    }
-  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
-  return calls;
-}
-
-/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
-/// names of those lanes.
-inline std::string keep_nested(std::vector<TraceLine>& lines) {
-  constexpr int beside = static_cast<int>(trace::lanes) + 1;
-  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
-  std::map<int, std::string> names;
-  for (auto& line : lines) {
-    if (line.phase != 'X') continue;
-    const auto fits = [&](int lane) {
-      auto& ends = open[{line.pid, lane}];
-      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
-      return ends.empty() || line.end <= ends.back();
-    };
-    if (!fits(line.lane)) {
-      line.lane = beside;
-      names[line.pid] = cat("{\"ph\":\"M\",\"pid\":", line.pid, ",\"tid\":", 10 * line.pid + beside,
-                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"communication of another group\"}},\n");
-      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
-    }
-    open[{line.pid, line.lane}].push_back(line.end);
-  }
-  std::string out;
-  for (const auto& [pid, name] : names) out += name;
-  return out;
-}
-
-/// The lines of all parts, and arrows between them.
-class TraceArrows {
- public:
-  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
-
-  /// From the rank that has come last to a call of all to the others, which had to wait for it.
-  void from_the_late(const std::vector<TracePart>& parts) {
-    for (const auto& [name, spans] : calls_of_all(parts)) {
-      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
-        return a.line->begin < b.line->begin;
-      });
-      for (const auto& span : spans)
-        if (span.line->begin < last->line->begin)
-          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
-    }
-  }
-  /// Between devices of one process: from what made the numbers to what takes them.
-  void of_copies() {
-    const auto count = lines_.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto sent = lines_[i];
-      if (sent.phase != 'i' || sent.category != "sent") continue;
-      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
-      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
-      if (!source || !target) continue;
-      const auto from = lines_[*source], into = lines_[*target];
-      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
-    }
-  }
-  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
-  void of_steps() {
-    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
-    for (std::size_t i = 0; i < lines_.size(); ++i) {
-      const auto& line = lines_[i];
-      if (line.phase != 'X' || line.category != "ring") continue;
-      const auto& args = line.args;
-      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
-      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
-      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
-    }
-    for (auto& [link, steps] : sent) {
-      const auto& others = received[link];
-      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
-        const auto from = lines_[steps[i]], to = lines_[others[i]];
-        add("ring", "chunk", from, from.begin, to, to.end - 1);
-      }
-    }
-  }
-
- private:
-  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
-  // that is `made_before`, the last one that has ended. Where it computes or communicates.
-  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
-    std::optional<std::size_t> around, before;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto& line = lines_[i];
-      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
-      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
-      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
-      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
-    }
-    return around ? around : made_before ? before : std::nullopt;
-  }
-  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
-           std::int64_t arrives) {
-    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
-    ++arrows_;
-    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
-      lines_.push_back({.phase = phase,
-                        .pid = at.pid,
-                        .lane = at.lane,
-                        .begin = time,
-                        .end = time,
-                        .category = std::string(category),
-                        .name = std::string(name),
-                        .args = {},
-                        .arrow = arrows_});
-    };
-    end('s', from, leaves);
-    end('f', to, arrives);
-  }
-
-  std::vector<TraceLine>& lines_;
-  std::int64_t arrows_ = 0;
-};
-
-/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
-/// clocks may differ, in ns; -1: nobody knows.
-inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
-  const auto& head = parts.front().head;
-  std::vector<TraceLine> lines;
-  std::string names, peaks;
-  for (const auto& part : parts) {
-    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
-    names += part.names;
-  }
-  std::set<int> pids;
-  std::set<std::string> steps;
-  for (const auto& line : lines) {
-    pids.insert(line.pid);
-    if (line.category == "step") steps.insert(line.name);
-  }
-  for (const int pid : pids) {
-    const auto& part = head.distributed
-                           ? *std::find_if(parts.begin(), parts.end(),
-                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
-                           : parts.front();
-    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
-  }
-  TraceArrows arrows(lines);
-  arrows.from_the_late(parts);
-  if (!head.distributed) arrows.of_copies();
-  arrows.of_steps();
-  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
-  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
-  const auto order = [&](const TraceLine& a, const TraceLine& b) {
-    const bool both = a.phase == 'X' && b.phase == 'X';
-    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
-  };
-  std::stable_sort(lines.begin(), lines.end(), order);
-  names += keep_nested(lines);
-
-  const auto metadata = JsonObject()
-                            .field("chorus", 1)
-                            .field("policy", head.policy)
-                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
-                            .field("device_kind", head.device_kind)
-                            .field("first_step", head.first_step)
-                            .field("steps", steps.size())
-                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
-                            .json("peak", cat('[', peaks, ']'))
-                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
-  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
-  for (const auto& line : lines) text += line.text();
-  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
-  return text + "\n]}\n";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_WHOLE_TRACE_HPP
-
-namespace chorus::detail {
-
-/// Whether another program is, as LogFile::Sharing::alone.
-inline bool is_being_written(const std::string& path) {
-  const io::Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  return file.value >= 0 && ::flock(file.value, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-}
-
-/// Nothing where it is not there, or no part: another rank may have made one file of them by now. Throws FileError
-/// where it can't be read.
-inline std::optional<TracePart> read_trace_part(const std::string& path) {
-  constexpr std::uint64_t most = std::uint64_t{1} << 30;
-  struct stat facts {};
-  if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
-  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
-  const io::RegularFile file(path, who);
-  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
-  std::string all(file.size(), ' ');
-  file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
-  std::string_view rest = all, text;
-  const auto next = [&] {  // as getline
-    text = rest.substr(0, rest.find('\n'));
-    const bool any = !rest.empty();
-    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
-    return any;
-  };
-  if (!next() || text != "[") return std::nullopt;
-  TracePart part;
-  if (!next()) return std::nullopt;
-  const auto head = TraceHead::read(text);
-  if (!head) return std::nullopt;
-  part.head = *head;
-  while (next()) {
-    if (text == "]") {
-      part.complete = true;
-    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
-      part.peaks = json_value(text, "peaks").value_or("");
-      part.notes = json_value(text, "notes").value_or("");
-    } else if (text.starts_with("{\"ph\":\"M\"")) {
-      (part.names += text) += '\n';
-    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
-      part.lines.push_back(std::move(*line));
-    }
-  }
-  return part;
-}
-
-/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
-/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
-/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
-inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
-  std::int64_t error = 0;
-  bool unknown = false;
-  std::vector<std::int64_t> shifts(parts.size());
-  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
-  const auto calls = calls_of_all(parts);
-  for (std::size_t p = 1; p < parts.size(); ++p) {
-    if (parts[p].head.machine == parts[0].head.machine) continue;
-    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
-    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
-    for (const auto& [name, spans] : calls) {
-      const TraceLine *here = nullptr, *there = nullptr;
-      for (const auto& span : spans) {
-        if (span.part == 0) here = span.line;
-        if (span.part == p) there = span.line;
-      }
-      if (here == nullptr || there == nullptr) continue;
-      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
-      low = std::max(low, at(p, there->begin) - at(0, here->end));
-      high = std::min(high, at(p, there->end) - at(0, here->begin));
-    }
-    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
-      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
-              parts[0].head.rank, "'s: their first steps are drawn at one time"));
-      shifts[p] = parts[0].head.base;
-      unknown = true;
-      continue;
-    }
-    shifts[p] -= low + (high - low) / 2;
-    error = std::max(error, (high - low + 1) / 2);
-  }
-  const auto first = *std::min_element(shifts.begin(), shifts.end());
-  for (std::size_t p = 0; p < parts.size(); ++p)
-    for (auto& line : parts[p].lines) {
-      line.begin += shifts[p] - first;
-      line.end += shifts[p] - first;
-    }
-  return unknown ? -1 : error;
-}
-
-}  // namespace chorus::detail
-
-namespace chorus {
-
-CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
-  using namespace detail;
-  const auto remove_parts = [&] {
-    for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
-  };
-  std::vector<TracePart> parts;
-  for (int rank = 0; as_it_is && rank < ranks; ++rank)
-    if (is_being_written(TraceRecorder::part_of(path, rank))) return false;  // by another run
-  for (int rank = 0; rank < ranks; ++rank) {
-    auto part = read_trace_part(TraceRecorder::part_of(path, rank));
-    const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
-    if (of_this_run && (part->complete || as_it_is))
-      parts.push_back(std::move(*part));
-    else if (!as_it_is)
-      return false;
-  }
-  std::exception_ptr unwritten;
-  if (!parts.empty()) try {
-      const auto error = align_clocks(parts);
-      io::write_file("trace", path, whole_trace(parts, ranks, error));
-    } catch (const FileError&) {
-      unwritten = std::current_exception();
-    }
-  remove_parts();
-  if (unwritten) std::rethrow_exception(unwritten);
-  return !parts.empty();
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
-
-namespace chorus {
-
-namespace detail {
-
-/// Nanoseconds for which this thread was ready to run and had no core, since it began; -1: the system does not tell.
-CHORUS_INLINE std::int64_t waited_for_core() {
-  std::int64_t ran = 0, waited = -1;
-  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
-  return waited;
-}
+/// Null functions: a program without any. Set before main begins.
+inline constinit RunListener run_listener = {};
 
 }  // namespace detail
 
-CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
+[[gnu::cold]] inline void TraceOptions::set_steps(std::string_view what, std::string_view text) {
   const char* const end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, first_step);
   const bool has_count = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
@@ -21355,316 +20245,8 @@ CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_vi
                     "'");
 }
 
-CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
-    : options_(std::move(options)), process_(std::move(process)) {
-  check<UsageError>(!options_.path.empty(), "trace: the file has no name");
-  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
-  check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
-  // What was written before stays until there is something new; but that it can be written is known at once.
-  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
-                                            detail::LogFile::Sharing::alone);
-  if (process_.rank > 0) file_->clear();  // of an earlier run
-  if (process_.distributed) trace::set_place_of_process(process_.rank);
-  trace::count_steps(this);
-}
-
-CHORUS_INLINE void TraceRecorder::finish() noexcept {
-  try {
-    trace::count_steps(nullptr);
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(finished_, true)) return;
-    if (recording_) {
-      if (stepped_ && !evaluates_) end_step(now());
-      end_window();
-    }
-    const bool earlier = recorded_ == 0 && !end_empty();
-    if (recorded_ < options_.steps && process_.rank == 0)
-      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
-                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
-                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
-  } catch (const std::exception& error) {
-    give_up(error);
-  }
-}
-
-CHORUS_INLINE void TraceRecorder::forward_begins() {
-  if (!stepped_.exchange(false)) return;
-  const std::lock_guard lock(mutex_);
-  if (finished_) return;
-  ++step_;
-  try {
-    if (recording_ && !evaluates_) end_step(now());
-    if (std::exchange(evaluates_, false)) {  // what it sent and holds is no step's
-      const auto begin = now();
-      write_sums(begin);
-      for (std::size_t device = 0; device < held_.size(); ++device)
-        if (held_[device] != Held{}) hold(static_cast<int>(device), begin);
-    }
-    if (step_ == options_.first_step) begin_window();
-    if (step_ == options_.first_step + options_.steps) end_window();
-  } catch (const FileError& error) {
-    give_up(error);
-  }
-  step_begin_ = now();
-  loader_begin_ = 0;
-}
-
-CHORUS_INLINE void TraceRecorder::evaluation_begins() {
-  if (!stepped_) return;
-  const std::lock_guard lock(mutex_);
-  if (!recording_ || evaluates_) return;
-  try {
-    end_step(loader_begin_ > 0 ? loader_begin_ : now());
-    evaluates_ = true;
-  } catch (const FileError& error) {
-    give_up(error);
-  }
-}
-
-// The run is worth more than its picture.
-CHORUS_INLINE void TraceRecorder::give_up(const std::exception& error) noexcept {
-  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
-  finished_ = true;
-  recording_ = false;
-  trace::listen(nullptr);
-  file_.reset();
-  if (process_.rank > 0) unlink(part_of(options_.path, process_.rank).c_str());
-}
-
-// A file that was there before stays, and the result is false; a new one becomes a trace without events.
-CHORUS_INLINE bool TraceRecorder::end_empty() {
-  file_.reset();
-  struct stat facts {};
-  const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
-  if (process_.rank > 0) {
-    unlink(part_of(options_.path, process_.rank).c_str());
-  } else if (is_file && facts.st_size == 0) {
-    detail::TracePart nothing;
-    nothing.head = head();
-    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
-  }
-  return !is_file || facts.st_size == 0;
-}
-
-CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
-  const std::lock_guard lock(mutex_);
-  for (auto& [known, value] : notes_)
-    if (known == key) {
-      value = json;
-      return;
-    }
-  notes_.emplace_back(key, json);
-}
-
-CHORUS_INLINE detail::TraceHead TraceRecorder::head() const {
-  return {.policy = process_.policy,
-          .distributed = process_.distributed,
-          .rank = process_.rank,
-          .ranks = process_.ranks,
-          .device_kind = process_.device_kind,
-          .first_step = options_.first_step,
-          .base = base_,
-          .machine = detail::machine_of_this_clock()};
-}
-
-CHORUS_INLINE void TraceRecorder::begin_window() {
-  file_->clear();
-  base_ = now();
-  file_->write(cat("[\n", head().text()));
-  constexpr int devices = 64;
-  held_.assign(devices, Held{});
-  peak_.assign(devices, Held{});
-  for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
-      const int device = device_of(slot - process_.first_slot);
-      held_[static_cast<std::size_t>(device)][kind] +=
-          static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
-    }
-  for (int device = 0; device < devices; ++device)
-    if (held_[static_cast<std::size_t>(device)] != Held{}) hold(device, base_);
-  core_wait_ = detail::waited_for_core();
-  recording_ = true;
-  trace::listen(this);
-}
-
-CHORUS_INLINE void TraceRecorder::end_step(std::int64_t end) {
-  const auto number = options_.first_step + recorded_;
-  const auto name = cat("step ", number);
-  write('X', {.device = trace::place(),
-              .lane = trace::Lane::step,
-              .category = "step",
-              .name = name,
-              .begin = step_begin_,
-              .end = end,
-              .args = detail::JsonObject().field("step", number).fields()});
-  write_samples();
-  write_sums(end);
-  file_->write(lines_);
-  file_->flush();
-  lines_.clear();
-  ++recorded_;
-}
-
-CHORUS_INLINE void TraceRecorder::end_window() {
-  recording_ = false;
-  trace::listen(nullptr);
-  write_sums(now());
-  detail::JsonObject peaks;
-  for (const int device : devices_) {
-    detail::JsonObject kinds;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak_[static_cast<std::size_t>(device)][kind]);
-    peaks.json(cat(device), kinds.str());
-  }
-  detail::JsonObject notes;
-  for (const auto& [key, value] : notes_) notes.json(key, value);
-  if (process_.device_kind == "cpu") {
-    cpu_set_t cores;
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0) notes.field("cores", CPU_COUNT(&cores));
-    if (const auto waited = detail::waited_for_core(); waited >= core_wait_ && core_wait_ >= 0)
-      notes.json("core_wait_us", detail::microseconds(waited - core_wait_));
-  }
-  file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
-  file_->flush();
-  file_.reset();
-  lines_.clear();
-  merge_traces(options_.path, process_.distributed ? process_.ranks : 1);
-}
-
-CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
-  const std::lock_guard lock(mutex_);
-  if (!recording_ || event.begin < base_ || evaluates_) return;
-  if (event.lane == trace::Lane::loader && stepped_ && loader_begin_ == 0) loader_begin_ = event.begin;
-  write('X', event);
-  if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
-}
-CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
-  const std::lock_guard lock(mutex_);
-  if (recording_ && !evaluates_) write('i', event);
-}
-
-CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
-  if (bytes == 0) return;
-  const std::lock_guard lock(mutex_);
-  if (!recording_) return;
-  auto sum = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.from == from && s.to == to; });
-  if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
-  sum->bytes[static_cast<std::size_t>(kind)] += bytes;
-  sum->written = false;
-  if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
-  const auto name = cat(trace::name(kind), " to ", to);
-  const auto at = now();
-  write('i', {.device = from,
-              .lane = trace::Lane::communication,
-              .category = "sent",
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = detail::JsonObject()
-                          .field("to", to)
-                          .field("kind", trace::name(kind))
-                          .field("bytes", bytes)
-                          .fields()});
-}
-
-CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
-  const int number = slot - process_.first_slot;
-  if (number < 0 || number >= 64) return;
-  const std::lock_guard lock(mutex_);
-  if (!recording_) return;
-  const int device = device_of(number);
-  held_[static_cast<std::size_t>(device)][static_cast<std::size_t>(kind)] += bytes;
-  if (!evaluates_) hold(device, now());
-}
-
-CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
-  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
-  const auto& held = held_[static_cast<std::size_t>(device)];
-  auto& peak = peak_[static_cast<std::size_t>(device)];
-  if (total(held) > total(peak)) peak = held;
-  samples_.push_back({device, at, held});
-}
-
-CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
-  const int device = device_of(event.device);
-  write_names(device);
-  detail::TraceLine line;
-  line.phase = phase;
-  line.pid = device + 1;
-  line.lane = static_cast<int>(event.lane) + 1;
-  line.begin = (phase == 'X' ? event.begin : event.end) - base_;
-  line.end = event.end - base_;
-  line.category = event.category;
-  line.name = event.name;
-  line.args = event.args;
-  lines_ += line.text();
-}
-
-CHORUS_INLINE void TraceRecorder::write_names(int device) {
-  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
-  devices_.push_back(device);
-  lines_ += detail::trace_names(
-      device, process_.distributed ? cat("rank ", device) : cat("device ", process_.device_kind, ":", device));
-}
-
-CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
-                                                std::string_view args) {
-  write('C', {.device = device,
-              .lane = trace::Lane::step,
-              .category = {},
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
-}
-
-CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
-  for (Sum& sum : sums_) {
-    if (std::exchange(sum.written, true)) continue;
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::traffic_kinds; ++kind)
-      if (sum.bytes[kind] != 0) args.field(trace::name(static_cast<trace::Traffic>(kind)), sum.bytes[kind]);
-    write_counter(sum.from, at, cat("sent to ", sum.to, ", bytes"), args.fields());
-  }
-}
-
-// Of a step with many allocations, what was most and what was last in each small part of its time.
-CHORUS_INLINE void TraceRecorder::write_samples() {
-  constexpr std::int64_t parts = 100;
-  const auto total = [](const Sample& sample) {
-    std::int64_t sum = 0;
-    for (const auto bytes : sample.held) sum += bytes;
-    return sum;
-  };
-  const auto put = [&](const Sample& sample) {
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      args.field(trace::name(static_cast<trace::Memory>(kind)), sample.held[kind]);
-    write_counter(sample.device, sample.at, "memory, bytes", args.fields());
-  };
-  std::stable_sort(samples_.begin(), samples_.end(),
-                   [](const Sample& a, const Sample& b) { return a.device < b.device; });
-  const auto length = std::max<std::int64_t>(1, now() - step_begin_);
-  const auto part_of_time = [&](const Sample& sample) { return (sample.at - step_begin_) * parts / length; };
-  for (std::size_t i = 0; i < samples_.size();) {
-    std::size_t most = i, last = i;
-    const auto part = part_of_time(samples_[i]);
-    const int device = samples_[i].device;
-    for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
-      last = i;
-      if (total(samples_[i]) > total(samples_[most])) most = i;
-    }
-    put(samples_[most]);
-    if (last != most) put(samples_[last]);
-  }
-  samples_.clear();
-}
-
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_IMPL_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_TRACE_RECORDER_HPP
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
 
 namespace chorus {
 
@@ -21729,8 +20311,8 @@ struct LaunchOptions {
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
   /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
   std::optional<DeviceList> device_ids = {};
-  /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
-  /// none.
+  /// Of a few steps; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else none. In programs
+  /// that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
   TraceOptions trace = {};
   /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
   /// CHORUS_GRACE, else 3 s.
@@ -22315,6 +20897,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
 /// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
 /// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
 /// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
+/// `--trace` is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -23399,6 +21982,14 @@ inline std::string own_program() {
   return "/proc/self/exe";
 }
 
+/// Of programs that can record runs.
+inline constexpr const char* trace_help =
+    "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+    "else\n"
+    "                     nothing)\n"
+    "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+    "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n";
+
 inline void print_launch_help(const char* program) {
   std::printf(
       "usage: %s [options]\n"
@@ -23417,15 +22008,11 @@ inline void print_launch_help(const char* program) {
       "  --all-reduce NAME  algorithm that sums gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
       "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
-      "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
-      "else\n"
-      "                     nothing)\n"
-      "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
-      "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
-      "%s"
+      "%s%s"
       "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
-      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices, launch_variables);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices,
+      run_listener.rank_begins == nullptr ? "" : trace_help, launch_variables);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -23548,9 +22135,10 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
 /// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
-  usage_error("--device %s: expected one device for each process of this machine, of which the launcher has started "
-              "%d, got %d",
-              options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
+  usage_error(
+      "--device %s: expected one device for each process of this machine, of which the launcher has started "
+      "%d, got %d",
+      options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
 /// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
@@ -23632,50 +22220,22 @@ inline int call(Run& run, LaunchBody body) {
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
-                  ordered ? failure.status : 0);
+    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message, ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
   }
 }
 
-/// Records the run, where that is wanted, while it lives.
-class TraceScope {
- public:
-  TraceScope(int number, LaunchedPolicy policy, const LaunchOptions& options, const comm::World& world) {
-    if (options.trace.path.empty()) return;
-    auto traced = options.trace;
-    traced.path = path_of(number, options);
-    std::error_code missing;
-    const auto kind = std::filesystem::status(traced.path, missing).type();
-    const bool stream = kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character;
-    if (stream && world.rank > 0) return;
-    if (stream && world.size > 1)
-      say(cat("warning: trace: '", traced.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
-    // Threads that have been left to themselves may still listen to it: it stays.
-    recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
-                                                      .distributed = world.size > 1,
-                                                      .rank = world.rank,
-                                                      .ranks = world.size,
-                                                      .device_kind = policy.device_kind,
-                                                      .first_slot = policy.first_slot});
-    static auto& all = *new std::vector<TraceRecorder*>;
-    all.push_back(recorder_);
-  }
-  ~TraceScope() {
-    if (recorder_ != nullptr) recorder_->finish();
-  }
-  TraceScope(const TraceScope&) = delete;
-  TraceScope& operator=(const TraceScope&) = delete;
-
-  /// Later calls of `launch` in one main have files of their own.
-  static std::string path_of(int number, const LaunchOptions& options) {
-    return number == 0 ? options.trace.path : cat(options.trace.path, ".", number + 1);
-  }
-
- private:
-  TraceRecorder* recorder_ = nullptr;
-};
+/// Who records this call of `launch`; nobody where no trace is asked for. Throws UsageError where one is and nothing in
+/// the program writes it.
+inline RunListener listener_to(const LaunchOptions& options) {
+  if (options.trace.path.empty()) return {};
+  check<UsageError>(run_listener.rank_begins != nullptr,
+                    "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this "
+                    "program writes one to '",
+                    printable(options.trace.path, PATH_MAX), "': include <chorus/trace.hpp>");
+  return run_listener;
+}
 
 inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
                        bool names_unused, LaunchBody body) {
@@ -23684,6 +22244,9 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   if (order) check_order(*order, policy, options);
   options.complete();
   check_device_list(policy, options);
+  if (number > 0 && !options.trace.path.empty())  // later calls in one main have files of their own
+    options.trace.path += cat(".", number + 1);
+  const RunListener listener = listener_to(options);
   SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
@@ -23701,11 +22264,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.grace = *options.grace;
       group.launch = next.text();
       const int status = run_job(std::move(group));
-      if (!options.trace.path.empty()) try {  // of ranks that were killed while they recorded
-          merge_traces(TraceScope::path_of(number, options), next.devices, true);
-        } catch (const FileError& error) {  // the run is worth more than its picture
-          say(cat("warning: ", error.what()));
-        }
+      if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();
       return status;
     }
@@ -23719,7 +22278,14 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   // What a rank has printed is there, whichever rank fails next.
   if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
-  const TraceScope traced(number, policy, options, world);
+  std::shared_ptr<void> recorded;
+  if (listener.rank_begins != nullptr)
+    recorded = listener.rank_begins(options.trace, {.policy = policy.name,
+                                                    .distributed = world.size > 1,
+                                                    .rank = world.rank,
+                                                    .ranks = world.size,
+                                                    .device_kind = policy.device_kind,
+                                                    .first_slot = policy.first_slot});
   Run run(std::move(arguments), options, std::move(world));
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
@@ -35943,10 +34509,10 @@ Model copy_to(Model model, D device) {
   return model;
 }
 
-/// The model itself, whose numbers move to `device` where they aren't there. Whatever stands for them goes along:
-/// handles, copies of the model, optimizers, hooks.
-template <class Model, Device D>
-Model moved_to(Model model, D device) {
+/// Moves a model's numbers to `device`, where they aren't there. Whatever stands for them goes along: handles, copies
+/// of the model, optimizers, hooks.
+template <Device D>
+[[gnu::cold, gnu::noinline]] void move_numbers(nn::Module& model, D device) {
   struct Move final : nn::detail::Walker {
     D device;
     explicit Move(D to) : device(to) {}
@@ -35958,6 +34524,11 @@ Model moved_to(Model model, D device) {
     }
   } move(device);
   move.walk(model);
+}
+/// The model itself, after that.
+template <class Model, Device D>
+Model moved_to(Model model, D device) {
+  move_numbers(model, device);
   return model;
 }
 
@@ -52436,6 +51007,51 @@ inline const char* env(const char* name) {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
+
+#include <fcntl.h>
+#include <poll.h>
+
+namespace chorus::detail {
+
+/// Opens the closed ones on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+
 namespace chorus::comm {
 
 /// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
@@ -54275,6 +52891,140 @@ class SingleDevice : public OneProcessPolicy<Model> {
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 /// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
 
+// <chorus/train/log_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+/// A file that a log appends to while training goes on.
+
+// <chorus/core/standard_streams.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
+
+#include <fcntl.h>
+#include <poll.h>
+
+namespace chorus::detail {
+
+/// Opens the closed ones on /dev/null.
+inline void open_standard_streams() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
+      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+}
+
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
+/// none.
+inline int above_standard_streams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+  close(fd);
+  errno = error;
+  return above;
+}
+
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+inline std::FILE* open_to_write(const char* path, bool keeps = false) {
+  const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
+  int fd = open(path, how, 0666);
+  for (int i = 0; i < 1000 && fd < 0 && (errno == ENXIO || errno == EINTR); ++i) {
+    poll(nullptr, 0, 10);
+    fd = open(path, how, 0666);
+  }
+  fd = above_standard_streams(fd);
+  if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd < 0 ? nullptr : fdopen(fd, "w");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+
+namespace chorus::detail {
+
+class LogFile {
+ public:
+  enum class Sharing { may_be_shared, alone };
+
+  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
+  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
+  /// for messages, lives on. Throws FileError, as all calls do.
+  LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
+  explicit operator bool() const { return file_ != nullptr; }
+
+  void write(std::string_view bytes);
+  void flush();
+  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  void clear();
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const {
+      const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+      std::fclose(file);
+    }
+  };
+  [[noreturn]] void write_failed() const;
+
+  const char* log_;
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/train/log_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+/// How a line gets into a file whole.
+
+#include <sys/file.h>
+
+namespace chorus::detail {
+
+CHORUS_INLINE LogFile::LogFile(const char* log, std::string path, Sharing sharing) : log_(log), path_(std::move(path)) {
+  if (path_.empty()) return;
+  const bool alone = sharing == Sharing::alone;
+  file_.reset(open_to_write(path_.c_str(), alone));
+  if (file_ == nullptr) write_failed();
+  struct stat facts {};
+  if (!alone || ::fstat(::fileno(file_.get()), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
+  const bool taken = ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  check<FileError>(!taken, log_, ": cannot write '", printable(path_, 4096), "': another program is writing it");
+}
+
+CHORUS_INLINE void LogFile::write(std::string_view bytes) {
+  if (file_ == nullptr) return;
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) write_failed();
+}
+
+CHORUS_INLINE void LogFile::flush() {
+  const HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  if (file_ != nullptr && std::fflush(file_.get()) != 0) write_failed();
+}
+
+CHORUS_INLINE void LogFile::clear() {
+  struct stat own {}, there {};
+  const int file = ::fileno(file_.get());
+  if (::fstat(file, &own) != 0 || !S_ISREG(own.st_mode)) return;
+  if (::stat(path_.c_str(), &there) != 0 || there.st_dev != own.st_dev || there.st_ino != own.st_ino)
+    *this = LogFile(log_, std::string(path_), Sharing::alone);
+  if (::ftruncate(::fileno(file_.get()), 0) != 0) write_failed();
+}
+
+CHORUS_INLINE void LogFile::write_failed() const {
+  fail<FileError>(log_, ": cannot write '", printable(path_, 4096), "': ", std::strerror(errno));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
+
 // <chorus/train/summary_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
@@ -54760,6 +53510,7 @@ using Value = Variable<float, Rank, Cpu>;
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
 CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
+CHORUS_EXTERN template void detail::move_numbers(nn::Module&, Cpu);
 CHORUS_EXTERN template class Storage<Cpu>;
 
 // Tensors, nodes and shapes of each rank.
@@ -54798,9 +53549,9 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
-CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
 CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const detail::Value<4>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class PolicyOn<Cpu>;
 CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
@@ -54839,7 +53590,7 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 // <chorus/compiled/communication.cpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
 #define CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
-// Part of the library chorus::compiled: communicators and the launcher.
+// Part of the library chorus::compiled: communicators and the launcher, which records runs in every program that links it.
 
 #define CHORUS_BUILDS_LIBRARY
 // <chorus/comm/split.hpp>
@@ -55846,6 +54597,1477 @@ AnyCommunicator join_thread_group(const World& world);
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_COMM_THREAD_GROUP_HPP
 
+// <chorus/trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_HPP
+/// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
+/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+
+// <chorus/trace/at_launch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+/// A program that includes this header records its runs where `--trace`, CHORUS_TRACE or LaunchOptions::trace ask for
+/// it: `launch` calls these functions.
+
+namespace chorus::detail {
+
+/// A recorder of this process, which ends when the result goes; nothing on ranks beside the first where the file is a
+/// pipe or a device. Throws as TraceRecorder does.
+std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process);
+/// Makes one file of what ranks have left that were killed while they recorded. A failure is a warning.
+void merge_what_is_left(const TraceOptions& asked, int ranks);
+
+inline const bool launch_records = (run_listener = {&record_rank, &merge_what_is_left}, true);
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/trace/at_launch_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+/// How runs are recorded that `launch` begins.
+
+// <chorus/trace/merge_traces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
+
+namespace chorus {
+
+/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
+/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
+/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
+bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/trace/merge_traces_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+/// How the ranks' trace files become one.
+
+// <chorus/core/atomic_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+
+// <chorus/core/descriptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+/// A file descriptor that closes itself, and a file to read.
+
+namespace chorus::io {
+
+/// Owns `value`, unless it is negative. It is no standard stream's.
+struct Descriptor {
+  int value = -1;
+
+  Descriptor() = default;
+  explicit Descriptor(int descriptor) : value(chorus::detail::above_standard_streams(descriptor)) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value >= 0) ::close(value);
+  }
+};
+
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
+
+/// A regular file, open for reading; without a path none.
+class RegularFile {
+ public:
+  RegularFile() = default;
+  /// `who`: how messages begin. Throws FileError.
+  RegularFile(const std::string& path, std::string_view who)
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
+    struct stat facts {};
+    const bool seen = ::fstat(file_.value, &facts) == 0;  // before errno is read
+    check<FileError>(seen, who, ": looking at the file failed: ", std::strerror(errno));
+    check<FileError>(S_ISREG(facts.st_mode), who, ": not a regular file");
+    size_ = static_cast<std::uint64_t>(facts.st_size);
+  }
+
+  bool is_open() const { return file_.value >= 0; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  template <class... Reading>
+  void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
+    while (!to.empty()) {
+      const ssize_t count = ::pread(file_.value, to.data(), std::min(to.size(), io_chunk), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      check<FileError>(count > 0, reading...,
+                       " failed: ", count < 0 ? std::strerror(errno) : "the file has become shorter");
+      to = to.subspan(static_cast<std::size_t>(count));
+      offset += static_cast<std::uint64_t>(count);
+    }
+  }
+
+ private:
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
+
+namespace chorus::io {
+
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
+bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
+
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+class AtomicFile {
+ public:
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
+  explicit AtomicFile(std::string path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile() { discard(); }
+
+  /// Appends. Throws FileError, and then removes the temporary file.
+  void write(std::span<const std::byte> data);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// FileError.
+  std::string extend(std::uint64_t bytes);
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  void write_at(std::uint64_t offset, std::span<const std::byte> data);
+
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
+  void commit();
+
+ private:
+  struct Unopened {};
+  static constexpr std::string_view suffix = ".tmp";
+  static constexpr std::size_t digits = 16;
+
+  AtomicFile(Unopened, std::string path) : path_(std::move(path)) {}
+
+  void discard();
+
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  [[noreturn]] void fail_at(std::string_view step);
+
+  static int sync(const Descriptor& descriptor);
+
+  void open_folder();
+
+  /// The permissions for the new file; 0 if there is no old file.
+  mode_t check_old_file();
+
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  void remove_leftovers() const;
+
+  void create(mode_t mode);
+
+  std::string random_name();
+
+  std::string path_, folder_path_, name_, prefix_, temporary_;
+  Descriptor folder_, file_;
+};
+
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
+void write_file(std::string_view who, const std::string& path, std::string_view text);
+
+}  // namespace chorus::io
+
+#if !CHORUS_COMPILED
+// <chorus/core/atomic_file_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+/// How a file is written beside its place, and put in place.
+
+#include <dirent.h>
+
+namespace chorus::io {
+
+/// A path in a message: on one line, and complete.
+inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
+
+CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::pwrite(file, data.data(), std::min(data.size(), io_chunk), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
+  // The object is complete now, so that the destructor cleans up if anything throws here.
+  open_folder();
+  const mode_t mode = check_old_file();
+  remove_leftovers();
+  create(mode);
+}
+
+CHORUS_INLINE void AtomicFile::write(std::span<const std::byte> data) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": write to a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  while (!data.empty()) {
+    const ssize_t count = ::write(file_.value, data.data(), std::min(data.size(), io_chunk));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = EIO;
+    if (count <= 0) fail_at("writing");
+    data = data.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+CHORUS_INLINE std::string AtomicFile::extend(std::uint64_t bytes) {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": extend of a file that is committed or has failed");
+  const chorus::detail::HeldSignal held(SIGXFSZ);
+  if (::ftruncate(file_.value, static_cast<off_t>(bytes)) != 0) fail_at("extending the file");
+  return folder_path_ + temporary_;
+}
+
+CHORUS_INLINE void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> data) {
+  if (!chorus::io::write_at(file_.value, offset, data)) fail_at("writing");
+}
+
+CHORUS_INLINE void AtomicFile::commit() {
+  check<UsageError>(!temporary_.empty(), "saving ", shown(path_), ": commit of a file that is committed or has failed");
+  if (sync(file_) != 0) fail_at("syncing the file to the disk");
+  if (::renameat(folder_.value, temporary_.c_str(), folder_.value, name_.c_str()) != 0) {
+    fail_at("renaming the temporary file");
+  }
+  temporary_.clear();
+  // Some file systems can't sync a folder and say EINVAL.
+  if (sync(folder_) != 0 && errno != EINVAL) {
+    fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
+  }
+}
+
+CHORUS_INLINE void AtomicFile::discard() {
+  if (!temporary_.empty()) ::unlinkat(folder_.value, temporary_.c_str(), 0);
+  temporary_.clear();
+}
+
+CHORUS_INLINE void AtomicFile::fail_at(std::string_view step) {
+  const char* reason = std::strerror(errno);
+  discard();
+  fail<FileError>("saving ", shown(path_), ": ", step, " failed: ", reason);
+}
+
+CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
+  int status = 0;
+  do {
+    status = ::fsync(descriptor.value);
+  } while (status != 0 && errno == EINTR);
+  return status;
+}
+
+CHORUS_INLINE void AtomicFile::open_folder() {
+  constexpr int most_links = 40;  // as of Linux
+  std::string target = path_;
+  struct stat facts {};
+  // Not realpath, which does not find a missing file.
+  for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
+    char next[PATH_MAX];
+    const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
+    if (links == most_links) errno = ELOOP;
+    if (links == most_links || length < 0) fail_at("following the symbolic link");
+    const std::size_t name = next[0] == '/' ? 0 : target.rfind('/') + 1;
+    target.replace(name, target.npos, next, static_cast<std::size_t>(length));
+  }
+  const std::size_t slash = target.rfind('/');
+  folder_path_ = slash == target.npos ? "" : target.substr(0, slash + 1);
+  const std::string folder = folder_path_.empty() ? "." : folder_path_;
+  name_ = slash == target.npos ? target : target.substr(slash + 1);
+  check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
+  check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
+                   ": it exists and is not a regular file");
+  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  prefix_ = cat('.', name_.substr(0, 200), '.');
+  folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
+}
+
+CHORUS_INLINE mode_t AtomicFile::check_old_file() {
+  struct stat facts {};
+  if (::fstatat(folder_.value, name_.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) fail_at("looking at the old file");
+    return 0;
+  }
+  if (::faccessat(folder_.value, name_.c_str(), W_OK, 0) != 0) fail_at("replacing the old file");
+  return facts.st_mode & 0777;
+}
+
+CHORUS_INLINE void AtomicFile::remove_leftovers() const {
+  const auto close_folder = [](DIR* folder) { ::closedir(folder); };
+  Descriptor own(::openat(folder_.value, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::unique_ptr<DIR, decltype(close_folder)> folder(own.value < 0 ? nullptr : ::fdopendir(own.value));
+  if (folder == nullptr) return;
+  own.value = -1;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() != prefix_.size() + digits + suffix.size()) continue;
+    if (!name.starts_with(prefix_) || !name.ends_with(suffix)) continue;
+    const Descriptor file(::openat(folder_.value, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.value < 0 || ::flock(file.value, LOCK_EX | LOCK_NB) != 0) continue;
+    ::unlinkat(folder_.value, entry->d_name, 0);
+  }
+}
+
+CHORUS_INLINE void AtomicFile::create(mode_t mode) {
+  constexpr int attempts = 100;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    const std::string name = random_name();
+    Descriptor file(::openat(folder_.value, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (file.value < 0) {
+      if (errno == EEXIST || errno == EINTR) continue;
+      fail_at("creating a temporary file in its folder");
+    }
+    temporary_ = name;
+    file_ = std::move(file);
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
+    const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat facts {};
+    if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
+    if (taken || facts.st_nlink == 0) continue;
+    if (mode != 0 && ::fchmod(file_.value, mode) != 0) fail_at("setting the permissions");
+    return;
+  }
+  fail<FileError>("saving ", shown(path_), ": no temporary file could be made in its folder in ", attempts,
+                  " attempts");
+}
+
+CHORUS_INLINE std::string AtomicFile::random_name() {
+  unsigned char bytes[digits / 2];
+  if (::getentropy(bytes, sizeof bytes) != 0) fail_at("getting a random name");
+  std::string name = prefix_;
+  for (const unsigned char byte : bytes) {
+    constexpr std::string_view hex = "0123456789abcdef";
+    (name += hex[byte >> 4]) += hex[byte & 15];
+  }
+  return name += suffix;
+}
+
+CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std::string_view text) {
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    try {
+      AtomicFile file(path);
+      file.write(text);
+      return file.commit();
+    } catch (const FileError& error) {
+      fail<FileError>(who, ": cannot write '", shown(path), "': ", error.what());
+    }
+  }
+  const chorus::detail::HeldSignal no_reader(SIGPIPE), too_long(SIGXFSZ);
+  std::FILE* const file = chorus::detail::open_to_write(path.c_str());
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0 && std::exchange(written, false)) error = errno;
+  check<FileError>(written, who, ": cannot write '", shown(path), "': ", std::strerror(error));
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
+
+// <chorus/trace/trace_lines.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
+/// The lines of a trace file: how they are written, and read again by who makes one file of several ranks'. Each event
+/// is one line, its fields in one order, so that reading needs no JSON library.
+
+#include <fstream>
+
+namespace chorus::detail {
+
+/// The raw JSON behind `"key":` in `text`, up to what ends it; nothing where there is no such key, or no end.
+/// In a string that JSON holds a quote has a backslash, so `"key":` is a key wherever it stands.
+inline std::optional<std::string_view> json_value(std::string_view text, std::string_view key) {
+  const auto at = text.find(cat('"', key, "\":"));
+  if (at == text.npos) return std::nullopt;
+  text.remove_prefix(at + key.size() + 3);
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == ',' || c == '}' || c == ']') && depth == 0) {
+      return text.substr(0, i);
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return quoted || depth != 0 ? std::nullopt : std::optional(text);
+}
+/// The same where it is a string that `append_json_string` has written.
+inline std::string json_text(std::string_view text, std::string_view key) {
+  constexpr std::string_view plain = "\b\t\n\f\r\"\\", letters = "btnfr\"\\";
+  const auto value = json_value(text, key).value_or("");
+  std::string out;
+  for (std::size_t i = 1; i + 1 < value.size(); ++i) {
+    if (value[i] != '\\') {
+      out += value[i];
+    } else if (const auto at = letters.find(value[++i]); at != letters.npos) {
+      out += plain[at];
+    } else {  // u00 and two digits
+      unsigned code = 0;
+      std::from_chars(value.data() + i + 1, value.data() + std::min(i + 5, value.size()), code, 16);
+      out += static_cast<char>(code);
+      i += 4;
+    }
+  }
+  return out;
+}
+inline std::int64_t json_integer(std::string_view text, std::string_view key, std::int64_t otherwise = 0) {
+  const auto value = json_value(text, key).value_or("");
+  std::from_chars(value.data(), value.data() + value.size(), otherwise);
+  return otherwise;
+}
+
+/// ns as us with three decimals, and back.
+inline std::string microseconds(std::int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(ns < 0 ? -ns : ns) / 1000,
+                static_cast<long long>(ns < 0 ? -ns : ns) % 1000);
+  return text;
+}
+inline std::int64_t nanoseconds(std::string_view us) {
+  std::int64_t sign = 1, whole = 0, rest = 0;
+  if (us.starts_with('-')) {
+    sign = -1;
+    us.remove_prefix(1);
+  }
+  const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
+  if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
+  return sign * (whole * 1000 + rest);
+}
+
+/// Bytes by kind, as fields of a JSON object.
+template <class Kind, class Number, std::size_t Kinds>
+std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros = true) {
+  JsonObject out;
+  for (std::size_t kind = 0; kind < Kinds; ++kind)
+    if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
+  return out.fields();
+}
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
+}
+
+// What a process's counters are called, and what is said of bytes that it hands to another one.
+inline constexpr std::string_view memory_counter = "memory, bytes", sent_counter_begin = "sent to ";
+inline std::string sent_counter(int to) { return cat(sent_counter_begin, to, ", bytes"); }
+inline std::string sent_name(int to, trace::Traffic kind) { return cat(trace::name(kind), " to ", to); }
+inline std::string sent_fields(int to, trace::Traffic kind, std::size_t bytes) {
+  return JsonObject().field("to", to).field("kind", trace::name(kind)).field("bytes", bytes).fields();
+}
+
+/// The order of spans: one comes before those in it. Steps of collectives, which have none in them, stay in their
+/// order: some take no virtual time.
+template <class Span>
+bool is_before(const Span& a, const Span& b) {
+  const auto end = [](const Span& span) { return span.category == "ring" ? span.begin : span.end; };
+  return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
+}
+
+/// An event. Times in ns.
+struct TraceLine {
+  char phase = 'X';  ///< X: a span; i: an instant; C: counters; s, f: the ends of an arrow; M: what stands for all
+  int pid = 0;
+  int lane = 0;  ///< from 1; of counters, which belong to a whole process, 0
+  std::int64_t begin = 0, end = 0;
+  std::string category = {}, name = {}, args = {};  ///< args: fields, without braces
+  std::int64_t arrow = 0;
+
+  std::string text() const {
+    const auto quoted = [](std::string_view plain) {
+      std::string out;
+      append_json_string(out, plain);
+      return out;
+    };
+    auto out = cat("{\"ph\":\"", phase, "\",\"pid\":", pid);
+    if (phase != 'C') out += cat(",\"tid\":", 10 * pid + lane);
+    out += cat(",\"ts\":", microseconds(begin));
+    if (phase == 'X') out += cat(",\"dur\":", microseconds(end - begin));
+    if (phase == 'i') out += ",\"s\":\"t\"";
+    if (phase == 'f') out += ",\"bp\":\"e\"";
+    if (phase == 's' || phase == 'f') out += cat(",\"id\":", arrow);
+    if (phase != 'C') out += cat(",\"cat\":", quoted(category));
+    out += cat(",\"name\":", quoted(name));
+    if (!args.empty() || phase == 'C') out += cat(",\"args\":{", args, "}");
+    return out + "},\n";
+  }
+  /// Of what `text` has written; nothing for another line.
+  static std::optional<TraceLine> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"") || !text.ends_with("},") || text.size() < 10) return std::nullopt;
+    TraceLine line;
+    line.phase = text[7];
+    const auto args = text.find(",\"args\":{");
+    const auto head = text.substr(0, args == text.npos ? text.size() - 2 : args);
+    line.pid = static_cast<int>(json_integer(head, "pid"));
+    if (line.phase != 'C') line.lane = static_cast<int>(json_integer(head, "tid")) - 10 * line.pid;
+    line.begin = nanoseconds(json_value(head, "ts").value_or("0"));
+    line.end = line.begin + nanoseconds(json_value(head, "dur").value_or("0"));
+    line.category = json_text(head, "cat");
+    line.name = json_text(head, "name");
+    if (args != text.npos) line.args = text.substr(args + 9, text.size() - 3 - args - 9);
+    return line;
+  }
+};
+
+/// The first line of a file.
+struct TraceHead {
+  std::string policy = {};
+  bool distributed = false;
+  int rank = 0, ranks = 1;
+  std::string device_kind = {};
+  std::int64_t first_step = 0;
+  std::int64_t base = 0;     ///< when its time begins, by the machine's clock
+  std::string machine = {};  ///< whose clock that is
+
+  std::string text() const {
+    return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus\",\"args\":",
+               JsonObject()
+                   .field("policy", policy)
+                   .field("distributed", distributed ? 1 : 0)
+                   .field("rank", rank)
+                   .field("ranks", ranks)
+                   .field("device_kind", device_kind)
+                   .field("first_step", first_step)
+                   .field("base", base)
+                   .field("machine", machine)
+                   .str(),
+               "},\n");
+  }
+  static std::optional<TraceHead> read(std::string_view text) {
+    if (!text.starts_with("{\"ph\":\"M\"") || text.find("\"name\":\"chorus\"") == text.npos) return std::nullopt;
+    return TraceHead{.policy = json_text(text, "policy"),
+                     .distributed = json_integer(text, "distributed") != 0,
+                     .rank = static_cast<int>(json_integer(text, "rank")),
+                     .ranks = static_cast<int>(json_integer(text, "ranks", 1)),
+                     .device_kind = json_text(text, "device_kind"),
+                     .first_step = json_integer(text, "first_step"),
+                     .base = json_integer(text, "base"),
+                     .machine = json_text(text, "machine")};
+  }
+};
+
+/// The last lines: what memory's peaks were made of, by device, and what else the run has told, as JSON objects.
+inline std::string trace_end(int rank, std::string_view peaks, std::string_view notes) {
+  return cat("{\"ph\":\"M\",\"pid\":", rank + 1, ",\"name\":\"chorus end\",\"args\":{\"peaks\":", peaks,
+             ",\"notes\":", notes, "}}\n]\n");
+}
+
+/// A line that says something of a process or, from 1, of one of its lanes.
+inline std::string trace_label(int pid, int lane, std::string_view what, std::string_view args) {
+  return cat("{\"ph\":\"M\",\"pid\":", pid, lane == 0 ? std::string() : cat(",\"tid\":", 10 * pid + lane),
+             ",\"name\":\"", what, "\",\"args\":{", args, "}},\n");
+}
+/// The names of a process and its lanes.
+inline std::string trace_names(int device, std::string_view name) {
+  const auto named = [](std::string_view text) { return JsonObject().field("name", text).fields(); };
+  const int pid = device + 1;
+  auto out = trace_label(pid, 0, "process_name", named(name)) +
+             trace_label(pid, 0, "process_sort_index", cat("\"sort_index\":", device));
+  for (int lane = 0; lane < static_cast<int>(trace::lanes); ++lane) {
+    out += trace_label(pid, lane + 1, "thread_name", named(trace::name(static_cast<trace::Lane>(lane))));
+    out += trace_label(pid, lane + 1, "thread_sort_index", cat("\"sort_index\":", lane));
+  }
+  return out;
+}
+
+/// A name of the machine whose steady clock this process reads: it changes when the machine starts.
+inline std::string machine_of_this_clock() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_LINES_HPP
+
+// <chorus/trace/trace_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
+/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+namespace chorus {
+
+namespace detail {
+struct TraceHead;
+}
+
+/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
+///
+/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
+/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
+/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
+/// of several machines are aligned by what both ends of a collective call know of each other, to within
+/// "clock_error_us".
+class TraceRecorder final : public trace::Listener, public trace::StepCounter {
+ public:
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
+  TraceRecorder(TraceOptions options, TracedProcess process);
+  ~TraceRecorder() override { finish(); }
+
+  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
+  void finish() noexcept;
+
+  void stepped() override { stepped_ = true; }
+  void forward_begins() override;
+  void evaluation_begins() override;
+  void note(std::string_view key, std::string_view json) override;
+
+  std::int64_t now() override {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  void span(const trace::Event& event) override;
+  void instant(const trace::Event& event) override;
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
+  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
+  bool wants_steps() const override { return options_.ring_steps; }
+
+  /// The file of a rank while it records.
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
+
+ private:
+  using Held = std::array<std::int64_t, trace::memory_kinds>;
+  struct Sum {
+    int from, to;
+    std::array<std::uint64_t, trace::traffic_kinds> bytes;
+    bool written;
+  };
+  struct Sample {
+    int device;
+    std::int64_t at;
+    Held held;
+  };
+
+  void hold(int device, std::int64_t at);
+  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  detail::TraceHead head() const;
+  void begin_window();
+  void end_step(std::int64_t end);
+  void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
+  void write(char phase, const trace::Event& event);
+  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
+  void write_sums(std::int64_t at);
+  void write_samples();
+  void write_names(int device);
+
+  const TraceOptions options_;
+  const TracedProcess process_;
+  std::atomic<bool> stepped_{true}, recording_{false};
+  std::mutex mutex_;  // for all that follows
+  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
+  std::string lines_;
+  std::unique_ptr<detail::LogFile> file_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<int> devices_;  // that are named in the file
+  std::vector<Sum> sums_;
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
+  std::vector<Sample> samples_;
+  bool finished_ = false;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/trace/trace_recorder_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+/// How TraceRecorder writes.
+
+// <chorus/trace/whole_trace.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+/// `whole_trace`: the one file of what several ranks, or the devices of a process, have recorded or simulated, with
+/// arrows between them.
+
+#include <set>
+
+namespace chorus::detail {
+
+/// What one rank has recorded.
+struct TracePart {
+  TraceHead head;
+  std::string names, peaks, notes;  // lines; JSON objects
+  std::vector<TraceLine> lines;
+  bool complete = false;
+};
+
+/// Of a call of all ranks, what one rank's span of it tells.
+struct CallSpan {
+  std::size_t part;
+  const TraceLine* line;
+};
+/// The calls that no rank leaves before all have come, by group and number, each with the ranks that have recorded it.
+inline std::map<std::string, std::vector<CallSpan>> calls_of_all(const std::vector<TracePart>& parts) {
+  std::map<std::string, std::vector<CallSpan>> calls;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (const auto& line : parts[p].lines) {
+      if (line.phase != 'X' || line.category != "comm") continue;
+      const auto op = json_text(line.args, "op");
+      if (op == "all_reduce" || op == "all_gather" || op == "barrier" || op == "reduce_scatter")
+        calls[cat(json_value(line.args, "group").value_or(""), ' ', json_integer(line.args, "sequence"))].push_back(
+            {p, &line});
+    }
+  std::erase_if(calls, [](const auto& call) { return call.second.size() < 2; });
+  return calls;
+}
+
+/// Spans of one lane have to nest. Calls of two groups may overlap: one of them moves to a lane beside. Returns the
+/// names of those lanes.
+inline std::string keep_nested(std::vector<TraceLine>& lines) {
+  constexpr int beside = static_cast<int>(trace::lanes) + 1;
+  std::map<std::pair<int, int>, std::vector<std::int64_t>> open;  // the ends of those under way, by process and lane
+  std::map<int, std::string> names;
+  for (auto& line : lines) {
+    if (line.phase != 'X') continue;
+    const auto fits = [&](int lane) {
+      auto& ends = open[{line.pid, lane}];
+      while (!ends.empty() && ends.back() <= line.begin) ends.pop_back();
+      return ends.empty() || line.end <= ends.back();
+    };
+    if (!fits(line.lane)) {
+      line.lane = beside;
+      names[line.pid] = trace_label(line.pid, beside, "thread_name", R"("name":"communication of another group")");
+      if (!fits(beside)) line.end = open[{line.pid, beside}].back();
+    }
+    open[{line.pid, line.lane}].push_back(line.end);
+  }
+  std::string out;
+  for (const auto& [pid, name] : names) out += name;
+  return out;
+}
+
+/// The lines of all parts, and arrows between them.
+class TraceArrows {
+ public:
+  explicit TraceArrows(std::vector<TraceLine>& lines) : lines_(lines) {}
+
+  /// From the rank that has come last to a call of all to the others, which had to wait for it.
+  void from_the_late(const std::vector<TracePart>& parts) {
+    for (const auto& [name, spans] : calls_of_all(parts)) {
+      const auto last = std::max_element(spans.begin(), spans.end(), [](const CallSpan& a, const CallSpan& b) {
+        return a.line->begin < b.line->begin;
+      });
+      for (const auto& span : spans)
+        if (span.line->begin < last->line->begin)
+          add("late", "waited for", *last->line, last->line->begin, *span.line, span.line->end - 1);
+    }
+  }
+  /// Between devices of one process: from what made the numbers to what takes them.
+  void of_copies() {
+    const auto count = lines_.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto sent = lines_[i];
+      if (sent.phase != 'i' || sent.category != "sent") continue;
+      const int to = static_cast<int>(json_integer(sent.args, "to")) + 1;
+      const auto source = nearest(count, sent.pid, sent.begin, true), target = nearest(count, to, sent.begin, false);
+      if (!source || !target) continue;
+      const auto from = lines_[*source], into = lines_[*target];
+      add("copy", json_text(sent.args, "kind"), from, std::min(sent.begin, from.end - 1), into, sent.begin);
+    }
+  }
+  /// From each step of an algorithm that sends to the one that receives: the first to the first, and so on.
+  void of_steps() {
+    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::size_t>> sent, received;
+    for (std::size_t i = 0; i < lines_.size(); ++i) {
+      const auto& line = lines_[i];
+      if (line.phase != 'X' || line.category != "ring") continue;
+      const auto& args = line.args;
+      const auto sequence = json_integer(args, "sequence"), own = std::int64_t{line.pid} - 1;
+      if (const auto to = json_integer(args, "to", -1); to >= 0) sent[{sequence, own, to}].push_back(i);
+      if (const auto from = json_integer(args, "from", -1); from >= 0) received[{sequence, from, own}].push_back(i);
+    }
+    for (auto& [link, steps] : sent) {
+      const auto& others = received[link];
+      for (std::size_t i = 0; i < std::min(steps.size(), others.size()); ++i) {
+        const auto from = lines_[steps[i]], to = lines_[others[i]];
+        add("ring", "chunk", from, from.begin, to, to.end - 1);
+      }
+    }
+  }
+
+ private:
+  // A span of the process in which something at `time` can begin or end: one that lasts then, the innermost; or where
+  // that is `made_before`, the last one that has ended. Where it computes or communicates.
+  std::optional<std::size_t> nearest(std::size_t count, int pid, std::int64_t time, bool made_before) const {
+    std::optional<std::size_t> around, before;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& line = lines_[i];
+      const bool works = line.category == "copy" || line.category == "forward" || line.category == "backward";
+      if (line.phase != 'X' || line.pid != pid || !works || line.begin == line.end) continue;
+      if (line.begin <= time && time < line.end && (!around || line.begin >= lines_[*around].begin)) around = i;
+      if (line.end <= time && (!before || line.end > lines_[*before].end)) before = i;
+    }
+    return around ? around : made_before ? before : std::nullopt;
+  }
+  void add(std::string_view category, std::string_view name, TraceLine from, std::int64_t leaves, TraceLine to,
+           std::int64_t arrives) {
+    if (arrives < std::max(leaves, to.begin) || from.begin == from.end) return;
+    ++arrows_;
+    const auto end = [&](char phase, const TraceLine& at, std::int64_t time) {
+      lines_.push_back({.phase = phase,
+                        .pid = at.pid,
+                        .lane = at.lane,
+                        .begin = time,
+                        .end = time,
+                        .category = std::string(category),
+                        .name = std::string(name),
+                        .args = {},
+                        .arrow = arrows_});
+    };
+    end('s', from, leaves);
+    end('f', to, arrives);
+  }
+
+  std::vector<TraceLine>& lines_;
+  std::int64_t arrows_ = 0;
+};
+
+/// The text of the file. `ranks`: how many there were, of which `parts` may be some; `clock_error`: how far their
+/// clocks may differ, in ns; -1: nobody knows.
+inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, std::int64_t clock_error) {
+  const auto& head = parts.front().head;
+  std::vector<TraceLine> lines;
+  std::string names, peaks;
+  for (const auto& part : parts) {
+    lines.insert(lines.end(), part.lines.begin(), part.lines.end());
+    names += part.names;
+  }
+  std::set<int> pids;
+  std::set<std::string> steps;
+  for (const auto& line : lines) {
+    pids.insert(line.pid);
+    if (line.category == "step") steps.insert(line.name);
+  }
+  for (const int pid : pids) {
+    const auto& part = head.distributed
+                           ? *std::find_if(parts.begin(), parts.end(),
+                                           [&](const TracePart& each) { return each.head.rank == pid - 1; })
+                           : parts.front();
+    peaks += cat(peaks.empty() ? "" : ",", json_value(part.peaks, cat(pid - 1)).value_or("null"));
+  }
+  TraceArrows arrows(lines);
+  arrows.from_the_late(parts);
+  if (!head.distributed) arrows.of_copies();
+  arrows.of_steps();
+  const auto order = [](const TraceLine& a, const TraceLine& b) {
+    const bool both = a.phase == 'X' && b.phase == 'X';
+    return both || a.begin != b.begin ? is_before(a, b) : a.phase == 'X' && b.phase != 'X';
+  };
+  std::stable_sort(lines.begin(), lines.end(), order);
+  names += keep_nested(lines);
+
+  const auto metadata = JsonObject()
+                            .field("chorus", 1)
+                            .field("policy", head.policy)
+                            .field("devices", head.distributed ? static_cast<std::size_t>(ranks) : pids.size())
+                            .field("device_kind", head.device_kind)
+                            .field("first_step", head.first_step)
+                            .field("steps", steps.size())
+                            .json("clock_error_us", clock_error < 0 ? "null" : microseconds(clock_error))
+                            .json("peak", cat('[', peaks, ']'))
+                            .json("notes", parts.front().notes.empty() ? "{}" : parts.front().notes);
+  auto text = cat("{\"metadata\":", metadata.str(), ",\"traceEvents\":[\n", names);
+  for (const auto& line : lines) text += line.text();
+  if (text.ends_with(",\n")) text.erase(text.size() - 2);  // the last comma
+  return text + "\n]}\n";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_WHOLE_TRACE_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// Nanoseconds for which this thread was ready to run and had no core, since it began; -1: the system does not tell.
+CHORUS_INLINE std::int64_t waited_for_core() {
+  std::int64_t ran = 0, waited = -1;
+  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
+  return waited;
+}
+
+}  // namespace detail
+
+CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
+    : options_(std::move(options)), process_(std::move(process)) {
+  check<UsageError>(!options_.path.empty(), "trace: the file has no name");
+  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
+  // What was written before stays until there is something new; but that it can be written is known at once.
+  file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
+                                            detail::LogFile::Sharing::alone);
+  if (process_.rank > 0) file_->clear();  // of an earlier run
+  if (process_.distributed) trace::set_place_of_process(process_.rank);
+  trace::count_steps(this);
+}
+
+CHORUS_INLINE void TraceRecorder::finish() noexcept {
+  try {
+    trace::count_steps(nullptr);
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(finished_, true)) return;
+    if (recording_) {
+      if (stepped_ && !evaluates_) end_step(now());
+      end_window();
+    }
+    const bool earlier = recorded_ == 0 && !end_empty();
+    if (recorded_ < options_.steps && process_.rank == 0)
+      detail::say(cat("warning: trace: the run has ended after ", step_ + 1, " steps: '",
+                      printable(options_.path, 4096), "' has ", recorded_, " of the ", options_.steps, " from step ",
+                      options_.first_step, " on", earlier ? ": it is of an earlier run" : ""));
+  } catch (const std::exception& error) {
+    give_up(error);
+  }
+}
+
+CHORUS_INLINE void TraceRecorder::forward_begins() {
+  if (!stepped_.exchange(false)) return;
+  const std::lock_guard lock(mutex_);
+  if (finished_) return;
+  ++step_;
+  try {
+    if (recording_ && !evaluates_) end_step(now());
+    if (std::exchange(evaluates_, false)) {  // what it sent and holds is no step's
+      const auto begin = now();
+      write_sums(begin);
+      for (std::size_t device = 0; device < held_.size(); ++device)
+        if (held_[device] != Held{}) hold(static_cast<int>(device), begin);
+    }
+    if (step_ == options_.first_step) begin_window();
+    if (step_ == options_.first_step + options_.steps) end_window();
+  } catch (const FileError& error) {
+    give_up(error);
+  }
+  step_begin_ = now();
+  loader_begin_ = 0;
+}
+
+CHORUS_INLINE void TraceRecorder::evaluation_begins() {
+  if (!stepped_) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || evaluates_) return;
+  try {
+    end_step(loader_begin_ > 0 ? loader_begin_ : now());
+    evaluates_ = true;
+  } catch (const FileError& error) {
+    give_up(error);
+  }
+}
+
+// The run is worth more than its picture.
+CHORUS_INLINE void TraceRecorder::give_up(const std::exception& error) noexcept {
+  detail::say(cat("warning: ", error.what(), "; the trace ends here"));
+  finished_ = true;
+  recording_ = false;
+  trace::listen(nullptr);
+  file_.reset();
+  if (process_.rank > 0) unlink(part_of(options_.path, process_.rank).c_str());
+}
+
+// A file that was there before stays, and the result is false; a new one becomes a trace without events.
+CHORUS_INLINE bool TraceRecorder::end_empty() {
+  file_.reset();
+  struct stat facts {};
+  const bool is_file = stat(options_.path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+  if (process_.rank > 0) {
+    unlink(part_of(options_.path, process_.rank).c_str());
+  } else if (is_file && facts.st_size == 0) {
+    detail::TracePart nothing;
+    nothing.head = head();
+    io::write_file("trace", options_.path, detail::whole_trace({nothing}, process_.ranks, 0));
+  }
+  return !is_file || facts.st_size == 0;
+}
+
+CHORUS_INLINE void TraceRecorder::note(std::string_view key, std::string_view json) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [known, value] : notes_)
+    if (known == key) {
+      value = json;
+      return;
+    }
+  notes_.emplace_back(key, json);
+}
+
+CHORUS_INLINE detail::TraceHead TraceRecorder::head() const {
+  return {.policy = process_.policy,
+          .distributed = process_.distributed,
+          .rank = process_.rank,
+          .ranks = process_.ranks,
+          .device_kind = process_.device_kind,
+          .first_step = options_.first_step,
+          .base = base_,
+          .machine = detail::machine_of_this_clock()};
+}
+
+CHORUS_INLINE void TraceRecorder::begin_window() {
+  file_->clear();
+  base_ = now();
+  file_->write(cat("[\n", head().text()));
+  constexpr int devices = 64;
+  held_.assign(devices, Held{});
+  peak_.assign(devices, Held{});
+  for (int slot = process_.first_slot; slot < process_.first_slot + devices; ++slot)
+    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind) {
+      const int device = device_of(slot - process_.first_slot);
+      held_[static_cast<std::size_t>(device)][kind] +=
+          static_cast<std::int64_t>(trace::memory(slot, static_cast<trace::Memory>(kind)));
+    }
+  for (int device = 0; device < devices; ++device)
+    if (held_[static_cast<std::size_t>(device)] != Held{}) hold(device, base_);
+  core_wait_ = detail::waited_for_core();
+  recording_ = true;
+  trace::listen(this);
+}
+
+CHORUS_INLINE void TraceRecorder::end_step(std::int64_t end) {
+  const auto number = options_.first_step + recorded_;
+  const auto name = cat("step ", number);
+  write('X', {.device = trace::place(),
+              .lane = trace::Lane::step,
+              .category = "step",
+              .name = name,
+              .begin = step_begin_,
+              .end = end,
+              .args = detail::JsonObject().field("step", number).fields()});
+  write_samples();
+  write_sums(end);
+  file_->write(lines_);
+  file_->flush();
+  lines_.clear();
+  ++recorded_;
+}
+
+CHORUS_INLINE void TraceRecorder::end_window() {
+  recording_ = false;
+  trace::listen(nullptr);
+  write_sums(now());
+  detail::JsonObject peaks;
+  for (const int device : devices_)
+    peaks.json(cat(device),
+               cat('{', detail::kinds_fields<trace::Memory>(peak_[static_cast<std::size_t>(device)]), '}'));
+  detail::JsonObject notes;
+  for (const auto& [key, value] : notes_) notes.json(key, value);
+  if (process_.device_kind == "cpu") {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) notes.field("cores", CPU_COUNT(&cores));
+    if (const auto waited = detail::waited_for_core(); waited >= core_wait_ && core_wait_ >= 0)
+      notes.json("core_wait_us", detail::microseconds(waited - core_wait_));
+  }
+  file_->write(lines_ + detail::trace_end(process_.rank, peaks.str(), notes.str()));
+  file_->flush();
+  file_.reset();
+  lines_.clear();
+  merge_traces(options_.path, process_.distributed ? process_.ranks : 1);
+}
+
+CHORUS_INLINE void TraceRecorder::span(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (!recording_ || event.begin < base_ || evaluates_) return;
+  if (event.lane == trace::Lane::loader && stepped_ && loader_begin_ == 0) loader_begin_ = event.begin;
+  write('X', event);
+  if (event.lane == trace::Lane::communication || event.lane == trace::Lane::gathers) write_sums(event.end);
+}
+CHORUS_INLINE void TraceRecorder::instant(const trace::Event& event) {
+  const std::lock_guard lock(mutex_);
+  if (recording_ && !evaluates_) write('i', event);
+}
+
+CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, std::size_t bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  auto sum = std::find_if(sums_.begin(), sums_.end(), [&](const Sum& s) { return s.from == from && s.to == to; });
+  if (sum == sums_.end()) sum = sums_.insert(sum, {from, to, {}, true});
+  sum->bytes[static_cast<std::size_t>(kind)] += bytes;
+  sum->written = false;
+  if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
+  const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
+  const auto at = now();
+  write('i', {from, trace::Lane::communication, "sent", name, at, at, args});
+}
+
+CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
+  const int number = slot - process_.first_slot;
+  if (number < 0 || number >= 64) return;
+  const std::lock_guard lock(mutex_);
+  if (!recording_) return;
+  const int device = device_of(number);
+  held_[static_cast<std::size_t>(device)][static_cast<std::size_t>(kind)] += bytes;
+  if (!evaluates_) hold(device, now());
+}
+
+CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
+  const auto& held = held_[static_cast<std::size_t>(device)];
+  auto& peak = peak_[static_cast<std::size_t>(device)];
+  if (detail::total_bytes(held) > detail::total_bytes(peak)) peak = held;
+  samples_.push_back({device, at, held});
+}
+
+CHORUS_INLINE void TraceRecorder::write(char phase, const trace::Event& event) {
+  const int device = device_of(event.device);
+  write_names(device);
+  detail::TraceLine line;
+  line.phase = phase;
+  line.pid = device + 1;
+  line.lane = static_cast<int>(event.lane) + 1;
+  line.begin = (phase == 'X' ? event.begin : event.end) - base_;
+  line.end = event.end - base_;
+  line.category = event.category;
+  line.name = event.name;
+  line.args = event.args;
+  lines_ += line.text();
+}
+
+CHORUS_INLINE void TraceRecorder::write_names(int device) {
+  if (std::find(devices_.begin(), devices_.end(), device) != devices_.end()) return;
+  devices_.push_back(device);
+  lines_ += detail::trace_names(
+      device, process_.distributed ? cat("rank ", device) : cat("device ", process_.device_kind, ":", device));
+}
+
+CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
+                                                std::string_view args) {
+  write('C', {device, trace::Lane::step, {}, name, at, at, args});
+}
+
+CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
+  for (Sum& sum : sums_) {
+    if (std::exchange(sum.written, true)) continue;
+    write_counter(sum.from, at, detail::sent_counter(sum.to), detail::kinds_fields<trace::Traffic>(sum.bytes, false));
+  }
+}
+
+// Of a step with many allocations, what was most and what was last in each small part of its time.
+CHORUS_INLINE void TraceRecorder::write_samples() {
+  constexpr std::int64_t parts = 100;
+  const auto put = [&](const Sample& sample) {
+    write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
+  };
+  std::stable_sort(samples_.begin(), samples_.end(),
+                   [](const Sample& a, const Sample& b) { return a.device < b.device; });
+  const auto length = std::max<std::int64_t>(1, now() - step_begin_);
+  const auto part_of_time = [&](const Sample& sample) { return (sample.at - step_begin_) * parts / length; };
+  for (std::size_t i = 0; i < samples_.size();) {
+    std::size_t most = i, last = i;
+    const auto part = part_of_time(samples_[i]);
+    const int device = samples_[i].device;
+    for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
+      last = i;
+      if (detail::total_bytes(samples_[i].held) > detail::total_bytes(samples_[most].held)) most = i;
+    }
+    put(samples_[most]);
+    if (last != most) put(samples_[last]);
+  }
+  samples_.clear();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+
+namespace chorus::detail {
+
+/// Whether another program is, as LogFile::Sharing::alone.
+inline bool is_being_written(const std::string& path) {
+  const io::Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  return file.value >= 0 && ::flock(file.value, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Nothing where it is not there, or no part: another rank may have made one file of them by now. Throws FileError
+/// where it can't be read.
+inline std::optional<TracePart> read_trace_part(const std::string& path) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 30;
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  const auto who = cat("trace: cannot read '", printable(path, 4096), "'");
+  const io::RegularFile file(path, who);
+  check<FileError>(file.size() <= most, who, ": expected at most ", most, " bytes, it has ", file.size());
+  std::string all(file.size(), ' ');
+  file.read(0, std::as_writable_bytes(std::span(all)), who, ": reading");
+  std::string_view rest = all, text;
+  const auto next = [&] {  // as getline
+    text = rest.substr(0, rest.find('\n'));
+    const bool any = !rest.empty();
+    rest.remove_prefix(std::min(text.size() + 1, rest.size()));
+    return any;
+  };
+  if (!next() || text != "[") return std::nullopt;
+  TracePart part;
+  if (!next()) return std::nullopt;
+  const auto head = TraceHead::read(text);
+  if (!head) return std::nullopt;
+  part.head = *head;
+  while (next()) {
+    if (text == "]") {
+      part.complete = true;
+    } else if (text.find("\"name\":\"chorus end\"") != text.npos) {
+      part.peaks = json_value(text, "peaks").value_or("");
+      part.notes = json_value(text, "notes").value_or("");
+    } else if (text.starts_with("{\"ph\":\"M\"")) {
+      (part.names += text) += '\n';
+    } else if (auto line = TraceLine::read(text)) {  // not one that was cut off
+      part.lines.push_back(std::move(*line));
+    }
+  }
+  return part;
+}
+
+/// Moves all parts to the clock of the first one. Where machines differ: of a call of all, each rank's end comes after
+/// every rank's begin. So each call bounds the difference of two clocks from both sides; the middle of what all calls
+/// leave is taken. Returns how far that may be wrong, in ns; -1 where nobody knows.
+inline std::int64_t align_clocks(std::vector<TracePart>& parts) {
+  std::int64_t error = 0;
+  bool unknown = false;
+  std::vector<std::int64_t> shifts(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) shifts[p] = parts[p].head.base;
+  const auto calls = calls_of_all(parts);
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    if (parts[p].head.machine == parts[0].head.machine) continue;
+    // The clock of part p is ahead of that of part 0 by at least `low`, and at most `high`.
+    auto low = std::numeric_limits<std::int64_t>::min(), high = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [name, spans] : calls) {
+      const TraceLine *here = nullptr, *there = nullptr;
+      for (const auto& span : spans) {
+        if (span.part == 0) here = span.line;
+        if (span.part == p) there = span.line;
+      }
+      if (here == nullptr || there == nullptr) continue;
+      const auto at = [&](std::size_t part, std::int64_t time) { return parts[part].head.base + time; };
+      low = std::max(low, at(p, there->begin) - at(0, here->end));
+      high = std::min(high, at(p, there->end) - at(0, here->begin));
+    }
+    if (low > high || low == std::numeric_limits<std::int64_t>::min()) {
+      say(cat("warning: trace: no call tells how the clock of rank ", parts[p].head.rank, " differs from rank ",
+              parts[0].head.rank, "'s: their first steps are drawn at one time"));
+      shifts[p] = parts[0].head.base;
+      unknown = true;
+      continue;
+    }
+    shifts[p] -= low + (high - low) / 2;
+    error = std::max(error, (high - low + 1) / 2);
+  }
+  const auto first = *std::min_element(shifts.begin(), shifts.end());
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (auto& line : parts[p].lines) {
+      line.begin += shifts[p] - first;
+      line.end += shifts[p] - first;
+    }
+  return unknown ? -1 : error;
+}
+
+}  // namespace chorus::detail
+
+namespace chorus {
+
+CHORUS_INLINE bool merge_traces(const std::string& path, int ranks, bool as_it_is) {
+  using namespace detail;
+  const auto remove_parts = [&] {
+    for (int rank = 1; rank < ranks; ++rank) unlink(TraceRecorder::part_of(path, rank).c_str());
+  };
+  std::vector<TracePart> parts;
+  for (int rank = 0; as_it_is && rank < ranks; ++rank)
+    if (is_being_written(TraceRecorder::part_of(path, rank))) return false;  // by another run
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto part = read_trace_part(TraceRecorder::part_of(path, rank));
+    const bool of_this_run = part && part->head.rank == rank && part->head.ranks == ranks;
+    if (of_this_run && (part->complete || as_it_is))
+      parts.push_back(std::move(*part));
+    else if (!as_it_is)
+      return false;
+  }
+  std::exception_ptr unwritten;
+  if (!parts.empty()) try {
+      const auto error = align_clocks(parts);
+      io::write_file("trace", path, whole_trace(parts, ranks, error));
+    } catch (const FileError&) {
+      unwritten = std::current_exception();
+    }
+  remove_parts();
+  if (unwritten) std::rethrow_exception(unwritten);
+  return !parts.empty();
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_MERGE_TRACES_HPP
+
+namespace chorus::detail {
+
+CHORUS_INLINE std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process) {
+  struct stat facts {};
+  const bool stream = ::stat(asked.path.c_str(), &facts) == 0 && (S_ISFIFO(facts.st_mode) || S_ISCHR(facts.st_mode));
+  if (stream && process.rank > 0) return nullptr;
+  if (stream && process.ranks > 1)
+    say(cat("warning: trace: '", asked.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
+  // Threads that have been left to themselves may still listen to it: it stays.
+  auto* const recorder = new TraceRecorder(asked, process);
+  static auto& all = *new std::vector<TraceRecorder*>;
+  all.push_back(recorder);
+  return {recorder, [](TraceRecorder* ended) { ended->finish(); }};
+}
+
+CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
+  try {
+    merge_traces(asked.path, ranks, true);
+  } catch (const FileError& error) {  // the run is worth more than its picture
+    say(cat("warning: ", error.what()));
+  }
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
+
+// <chorus/trace/trace_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+/// `TraceRecorder`: a few steps of a training run as a picture: where time goes on each device, what moves, and what
+/// memory holds. Perfetto (https://ui.perfetto.dev) and chorus-page show its files.
+
+namespace chorus {
+
+namespace detail {
+struct TraceHead;
+}
+
+/// Listens from step `first_step` on, for `steps` steps; a step begins with the first recorded forward pass after an
+/// optimizer's step. Evaluation after a step, with the wait for its first batch, is left out. Each rank writes a file
+/// of its own, a step at a time: rank 0 `path`, others `path.rankN`; all can be read wherever the run ends. When the
+/// last rank has recorded its steps, all become one file at `path`. What can't be written later on is told in a
+/// warning, and the run goes on.
+///
+/// Files are Chrome's trace events as JSON. One of a single rank is an array, without its end while it grows; the whole
+/// is an object with "metadata". A process is a rank or a device (pid: its number + 1) and a thread a Lane
+/// (tid: 10 pid + 1 + lane). Times are in us from the first recorded step. Ranks of one machine have one clock; clocks
+/// of several machines are aligned by what both ends of a collective call know of each other, to within
+/// "clock_error_us".
+class TraceRecorder final : public trace::Listener, public trace::StepCounter {
+ public:
+  /// Throws UsageError for options that make no sense, FileError where the file can't be written, or another run is
+  /// writing it. Must outlive all threads that compute. One at a time in a process.
+  TraceRecorder(TraceOptions options, TracedProcess process);
+  ~TraceRecorder() override { finish(); }
+
+  /// The run is over: what has been recorded is written, and a warning where that is less than was asked for.
+  void finish() noexcept;
+
+  void stepped() override { stepped_ = true; }
+  void forward_begins() override;
+  void evaluation_begins() override;
+  void note(std::string_view key, std::string_view json) override;
+
+  std::int64_t now() override {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  void span(const trace::Event& event) override;
+  void instant(const trace::Event& event) override;
+  void sent(int from, int to, trace::Traffic kind, std::size_t bytes) override;
+  void allocated(int slot, trace::Memory kind, std::int64_t bytes) override;
+  bool wants_steps() const override { return options_.ring_steps; }
+
+  /// The file of a rank while it records.
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
+
+ private:
+  using Held = std::array<std::int64_t, trace::memory_kinds>;
+  struct Sum {
+    int from, to;
+    std::array<std::uint64_t, trace::traffic_kinds> bytes;
+    bool written;
+  };
+  struct Sample {
+    int device;
+    std::int64_t at;
+    Held held;
+  };
+
+  void hold(int device, std::int64_t at);
+  int device_of(int place) const { return process_.distributed ? process_.rank : place; }
+  detail::TraceHead head() const;
+  void begin_window();
+  void end_step(std::int64_t end);
+  void end_window();
+  bool end_empty();
+  void give_up(const std::exception& error) noexcept;
+  void write(char phase, const trace::Event& event);
+  void write_counter(int device, std::int64_t at, std::string_view name, std::string_view args);
+  void write_sums(std::int64_t at);
+  void write_samples();
+  void write_names(int device);
+
+  const TraceOptions options_;
+  const TracedProcess process_;
+  std::atomic<bool> stepped_{true}, recording_{false};
+  std::mutex mutex_;  // for all that follows
+  std::int64_t step_ = -1, recorded_ = 0, step_begin_ = 0, base_ = 0;
+  std::int64_t loader_begin_ = 0;  // of the first wait for a batch after the optimizer's step; 0: none yet
+  std::int64_t core_wait_ = 0;     // see waited_for_core
+  bool evaluates_ = false;         // since the last step's end
+  std::string lines_;
+  std::unique_ptr<detail::LogFile> file_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<int> devices_;  // that are named in the file
+  std::vector<Sum> sums_;
+  std::vector<Held> held_, peak_;  // by device: now; in a step, where that was most
+  std::vector<Sample> samples_;
+  bool finished_ = false;
+};
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_TRACE_RECORDER_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_TRACE_HPP
+
 namespace chorus::comm {
 
 #define CHORUS_REDUCTION(T) template Reduction reduction<T>(ReduceOp, double);
@@ -55973,16 +56195,10 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
-/// Of a parameter that is a part: of what, and who has the others.
-struct PartOfParameter {
-  Split split;
-  std::vector<Index> extents;  ///< of the whole one
-  std::shared_ptr<TensorGroup> group;
-
-  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
-  /// This rank's entries of the axis, in each block.
-  AxisPart mine() const { return group->part(layout().width, split.unit); }
-};
+inline SplitLayout PartOfParameter::layout() const {
+  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
+}
+inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -59905,6 +60121,7 @@ using Value = Variable<float, Rank, Cpu>;
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
 CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
+CHORUS_EXTERN template void detail::move_numbers(nn::Module&, Cpu);
 CHORUS_EXTERN template class Storage<Cpu>;
 
 // Tensors, nodes and shapes of each rank.
@@ -59943,9 +60160,9 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
-CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
 CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const detail::Value<4>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class PolicyOn<Cpu>;
 CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
@@ -63280,23 +63497,6 @@ template class same_bits::SideBySide<Cpu>;
 // Part of the library chorus::compiled: what trains models on the CPU, whatever the model.
 
 #define CHORUS_BUILDS_LIBRARY
-// <chorus/train/merge_traces.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
-#define CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
-/// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
-
-namespace chorus {
-
-/// Makes one file at `path` of what ranks have recorded in `TraceRecorder::part_of(path, rank)`, and removes those.
-/// Returns false, and changes nothing, while one of them is not complete; `as_it_is`: what there is will do, unless
-/// another run is writing it. Throws FileError where it can't be written; only rank 0's part, at `path`, is left then.
-bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
-
-}  // namespace chorus
-
-#if !CHORUS_COMPILED
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_TRAIN_MERGE_TRACES_HPP
 
 namespace chorus {
 

@@ -2,7 +2,7 @@
 /// simulated, error, and which constants were fitted to which of the numbers. RESULTS.md has its output.
 
 #include <algorithm>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/training.hpp>
 #include <cmath>
 #include <cstdio>
 #include <string>

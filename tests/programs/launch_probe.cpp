@@ -173,6 +173,7 @@ int main(int argc, char** argv) {
     run.flag("one-device");
     return body(run);
   };
+  if (given("--untraced")) ch::detail::run_listener = {};  // as a program without <chorus/trace.hpp> and the library
   for (int i = 1; i + 1 < argc; ++i)
     if (std::strcmp(argv[i], "--main") == 0) return sweep(argc, argv, argv[i + 1]);
   if (given("--one-device")) return ch::launch<OneDevice>(argc, argv, any);

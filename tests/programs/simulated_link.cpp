@@ -1,11 +1,10 @@
 // One of two ranks over a link whose rate is known: DistributedDataParallel's step over TCP as it is, and simulated.
 // Alpha and beta of the link are fitted from all-reduces of two sizes; times of computing are those of a step in which
-// nothing is sent. Where computing is to take as long as sending, ranks sleep for most of it: on two cores their threads
-// that send would take time from those that compute, which the simulation does not know. Rank 0 prints what was measured
-// and what was simulated; its status is 1 where they differ by more than a tenth.
+// nothing is sent. Where computing is to take as long as sending, ranks sleep for most of it: on two cores their
+// threads that send would take time from those that compute, which the simulation does not know. Rank 0 prints what was
+// measured and what was simulated; its status is 1 where they differ by more than a tenth.
 
 #include <algorithm>
-#include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/launch/launch.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/linear.hpp>
@@ -13,7 +12,8 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/training.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -17,7 +17,8 @@ INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include" / "chorus"
 ROOMS = {
     "quantization": (["quantization/*", "quantization.hpp"], []),
     "same_bits": (["same_bits/*", "same_bits.hpp"], []),
-    "simulated": (["comm/simulated/*", "parallel/simulated/*"], []),
+    "trace": (["trace/*", "trace.hpp"], ["simulate"]),
+    "simulate": (["simulate/*", "simulate.hpp"], []),
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
     "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),

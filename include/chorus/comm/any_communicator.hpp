@@ -32,7 +32,7 @@ class AnyCommunicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
   /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; in a simulated group, see simulated/, virtual time.
+  /// This rank's clock; of an engine that has virtual time, that.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 

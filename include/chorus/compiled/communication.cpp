@@ -1,4 +1,4 @@
-// Part of the library chorus::compiled: communicators and the launcher.
+// Part of the library chorus::compiled: communicators and the launcher, which records runs in every program that links it.
 
 #define CHORUS_BUILDS_LIBRARY
 #include <chorus/comm/connect.hpp>
@@ -6,6 +6,7 @@
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/launch/launch.hpp>
+#include <chorus/trace.hpp>
 
 namespace chorus::comm {
 
@@ -24,6 +25,5 @@ CHORUS_REDUCTION(bf16)
 CHORUS_REDUCTION(float)
 CHORUS_REDUCTION(double)
 #undef CHORUS_REDUCTION
-
 
 }  // namespace chorus::comm

@@ -7,10 +7,8 @@
 #include <chorus/parallel/dp/device_threads.hpp>
 #include <chorus/parallel/dp/input_roles.hpp>
 #include <chorus/parallel/dp/thread_batch_group.hpp>
-#include <chorus/train/merge_traces.hpp>
 #include <chorus/train/metrics.hpp>
 #include <chorus/train/progress.hpp>
-#include <chorus/train/trace_recorder.hpp>
 
 namespace chorus {
 

@@ -4,6 +4,8 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/replaced.hpp>
+#include <memory>
+#include <vector>
 
 namespace chorus {
 
@@ -15,8 +17,20 @@ struct Split {
   friend bool operator==(const Split&, const Split&) = default;
 };
 
-/// What a part is a part of: see tensor_group.hpp.
-struct PartOfParameter;
+class TensorGroup;
+struct AxisPart;
+struct SplitLayout;
+
+/// Of a parameter that is a part: of what, and who has the others. What one does with it is in tensor_group.hpp.
+struct PartOfParameter {
+  Split split;
+  std::vector<Index> extents;  ///< of the whole one
+  std::shared_ptr<TensorGroup> group;
+
+  SplitLayout layout() const;
+  /// This rank's entries of the axis, in each block.
+  AxisPart mine() const;
+};
 
 namespace detail {
 inline thread_local constinit bool reads_parts = false;

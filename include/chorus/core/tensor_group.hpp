@@ -100,15 +100,9 @@ struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
 
-/// Of a parameter that is a part: of what, and who has the others.
-struct PartOfParameter {
-  Split split;
-  std::vector<Index> extents;  ///< of the whole one
-  std::shared_ptr<TensorGroup> group;
-
-  SplitLayout layout() const { return {extents, split, extents[static_cast<std::size_t>(split.axis)]}; }
-  /// This rank's entries of the axis, in each block.
-  AxisPart mine() const { return group->part(layout().width, split.unit); }
-};
+inline SplitLayout PartOfParameter::layout() const {
+  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
+}
+inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
 
 }  // namespace chorus

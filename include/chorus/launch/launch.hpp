@@ -108,6 +108,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
 /// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
 /// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
 /// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
+/// `--trace` is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));

@@ -15,19 +15,16 @@
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/variables.hpp>
 #include <chorus/launch/world_from_environment.hpp>
-#include <chorus/train/merge_traces.hpp>
-#include <chorus/train/trace_recorder.hpp>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -66,6 +63,14 @@ inline std::string own_program() {
   return "/proc/self/exe";
 }
 
+/// Of programs that can record runs.
+inline constexpr const char* trace_help =
+    "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+    "else\n"
+    "                     nothing)\n"
+    "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+    "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n";
+
 inline void print_launch_help(const char* program) {
   std::printf(
       "usage: %s [options]\n"
@@ -84,15 +89,11 @@ inline void print_launch_help(const char* program) {
       "  --all-reduce NAME  algorithm that sums gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
       "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
-      "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
-      "else\n"
-      "                     nothing)\n"
-      "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
-      "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n"
-      "%s"
+      "%s%s"
       "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
-      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices, launch_variables);
+      printable(program, PATH_MAX).c_str(), LaunchOptions::most_devices,
+      run_listener.rank_begins == nullptr ? "" : trace_help, launch_variables);
 }
 
 /// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
@@ -215,9 +216,10 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
 /// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
-  usage_error("--device %s: expected one device for each process of this machine, of which the launcher has started "
-              "%d, got %d",
-              options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
+  usage_error(
+      "--device %s: expected one device for each process of this machine, of which the launcher has started "
+      "%d, got %d",
+      options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
 /// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
@@ -299,50 +301,22 @@ inline int call(Run& run, LaunchBody body) {
   } catch (...) {
     const Failure failure = current_failure();
     const bool named = run.world_size() == 1 || failure.message.starts_with("rank ");  // as a communicator's errors are
-    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message,
-                  ordered ? failure.status : 0);
+    link.report(named ? std::string() : format("rank %d: ", run.rank()), failure.message, ordered ? failure.status : 0);
     run.abort(failure.message);
     return failure.status;
   }
 }
 
-/// Records the run, where that is wanted, while it lives.
-class TraceScope {
- public:
-  TraceScope(int number, LaunchedPolicy policy, const LaunchOptions& options, const comm::World& world) {
-    if (options.trace.path.empty()) return;
-    auto traced = options.trace;
-    traced.path = path_of(number, options);
-    std::error_code missing;
-    const auto kind = std::filesystem::status(traced.path, missing).type();
-    const bool stream = kind == std::filesystem::file_type::fifo || kind == std::filesystem::file_type::character;
-    if (stream && world.rank > 0) return;
-    if (stream && world.size > 1)
-      say(cat("warning: trace: '", traced.path, "' is a pipe or a device: it gets what rank 0 records, alone"));
-    // Threads that have been left to themselves may still listen to it: it stays.
-    recorder_ = new TraceRecorder(std::move(traced), {.policy = policy.name,
-                                                      .distributed = world.size > 1,
-                                                      .rank = world.rank,
-                                                      .ranks = world.size,
-                                                      .device_kind = policy.device_kind,
-                                                      .first_slot = policy.first_slot});
-    static auto& all = *new std::vector<TraceRecorder*>;
-    all.push_back(recorder_);
-  }
-  ~TraceScope() {
-    if (recorder_ != nullptr) recorder_->finish();
-  }
-  TraceScope(const TraceScope&) = delete;
-  TraceScope& operator=(const TraceScope&) = delete;
-
-  /// Later calls of `launch` in one main have files of their own.
-  static std::string path_of(int number, const LaunchOptions& options) {
-    return number == 0 ? options.trace.path : cat(options.trace.path, ".", number + 1);
-  }
-
- private:
-  TraceRecorder* recorder_ = nullptr;
-};
+/// Who records this call of `launch`; nobody where no trace is asked for. Throws UsageError where one is and nothing in
+/// the program writes it.
+inline RunListener listener_to(const LaunchOptions& options) {
+  if (options.trace.path.empty()) return {};
+  check<UsageError>(run_listener.rank_begins != nullptr,
+                    "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this "
+                    "program writes one to '",
+                    printable(options.trace.path, PATH_MAX), "': include <chorus/trace.hpp>");
+  return run_listener;
+}
 
 inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
                        bool names_unused, LaunchBody body) {
@@ -351,6 +325,9 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   if (order) check_order(*order, policy, options);
   options.complete();
   check_device_list(policy, options);
+  if (number > 0 && !options.trace.path.empty())  // later calls in one main have files of their own
+    options.trace.path += cat(".", number + 1);
+  const RunListener listener = listener_to(options);
   SupervisorLink::of_process();
   comm::World world;
   if (policy.distributed) {
@@ -368,11 +345,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
       group.grace = *options.grace;
       group.launch = next.text();
       const int status = run_job(std::move(group));
-      if (!options.trace.path.empty()) try {  // of ranks that were killed while they recorded
-          merge_traces(TraceScope::path_of(number, options), next.devices, true);
-        } catch (const FileError& error) {  // the run is worth more than its picture
-          say(cat("warning: ", error.what()));
-        }
+      if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();
       return status;
     }
@@ -386,7 +359,14 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   // What a rank has printed is there, whichever rank fails next.
   if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
-  const TraceScope traced(number, policy, options, world);
+  std::shared_ptr<void> recorded;
+  if (listener.rank_begins != nullptr)
+    recorded = listener.rank_begins(options.trace, {.policy = policy.name,
+                                                    .distributed = world.size > 1,
+                                                    .rank = world.rank,
+                                                    .ranks = world.size,
+                                                    .device_kind = policy.device_kind,
+                                                    .first_slot = policy.first_slot});
   Run run(std::move(arguments), options, std::move(world));
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {

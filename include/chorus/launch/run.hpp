@@ -15,7 +15,7 @@
 #include <chorus/core/from_chars.hpp>
 #include <chorus/launch/device_list.hpp>
 #include <chorus/launch/message.hpp>
-#include <chorus/train/trace_recorder.hpp>
+#include <chorus/launch/run_listener.hpp>
 
 namespace chorus {
 
@@ -80,8 +80,8 @@ struct LaunchOptions {
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
   /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
   std::optional<DeviceList> device_ids = {};
-  /// Of a few steps, see TraceRecorder; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else
-  /// none.
+  /// Of a few steps; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else none. In programs
+  /// that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
   TraceOptions trace = {};
   /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
   /// CHORUS_GRACE, else 3 s.

@@ -40,10 +40,10 @@ Model copy_to(Model model, D device) {
   return model;
 }
 
-/// The model itself, whose numbers move to `device` where they aren't there. Whatever stands for them goes along:
-/// handles, copies of the model, optimizers, hooks.
-template <class Model, Device D>
-Model moved_to(Model model, D device) {
+/// Moves a model's numbers to `device`, where they aren't there. Whatever stands for them goes along: handles, copies
+/// of the model, optimizers, hooks.
+template <Device D>
+[[gnu::cold, gnu::noinline]] void move_numbers(nn::Module& model, D device) {
   struct Move final : nn::detail::Walker {
     D device;
     explicit Move(D to) : device(to) {}
@@ -55,6 +55,11 @@ Model moved_to(Model model, D device) {
     }
   } move(device);
   move.walk(model);
+}
+/// The model itself, after that.
+template <class Model, Device D>
+Model moved_to(Model model, D device) {
+  move_numbers(model, device);
   return model;
 }
 

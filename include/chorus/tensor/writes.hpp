@@ -68,7 +68,7 @@ class Writes {
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
-  [[gnu::noinline, gnu::cold]] void look(const void* numbers, std::size_t bytes);
+  [[gnu::cold]] void look(const void* numbers, std::size_t bytes);
 
   std::atomic<std::uint64_t> version_{1}, by_hand_{0}, found_{0};
   std::atomic<bool> watched_{false};

@@ -1,7 +1,7 @@
 // Ranks in virtual time: closed forms, the numbers of real ranks, and what goes wrong.
 #include <catch.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/comm/thread_group.hpp>
+#include <chorus/simulate/simulate.hpp>
 #include <cmath>
 #include <functional>
 #include <map>

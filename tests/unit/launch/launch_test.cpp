@@ -225,6 +225,15 @@ TEST_CASE("devices that the program can't use are refused before anything starts
                   "ddp\n");
 }
 
+TEST_CASE("a trace that nothing in the program writes is refused, with the header that does") {
+  const std::string said =
+      "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this program writes "
+      "one to 'run.json': include <chorus/trace.hpp>\n";
+  for (const std::string policy : {"--single", "--parsed", "--one-device"})
+    require_refused({"--untraced", policy, "--do", "hello"}, 2, said, {"CHORUS_TRACE=run.json"});
+  require_refused({"--untraced", "--do", "hello", "--trace", "run.json"}, 2, said);
+}
+
 TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices must be from 1 to 64, got 0\n");
   require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");

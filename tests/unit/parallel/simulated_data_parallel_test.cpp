@@ -1,12 +1,12 @@
 // DataParallel's copies in virtual time: those that a real one makes, and how long they take.
 #include <algorithm>
 #include <catch.hpp>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
-#include <chorus/parallel/simulated/training.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cmath>
 #include <numeric>
 

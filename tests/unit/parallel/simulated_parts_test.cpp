@@ -1,12 +1,12 @@
 // Steps of policies whose ranks have parts of the model, without numbers: FullyShardedDataParallel's take what the
 // policy itself takes, TensorParallel's and Pipeline's what their formulas say.
 #include <catch.hpp>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/nn/containers.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
-#include <chorus/parallel/simulated/pipelined.hpp>
-#include <chorus/parallel/simulated/training.hpp>
-#include <chorus/train/trace_sentences.hpp>
+#include <chorus/simulate/pipelined.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
+#include <chorus/trace/trace_sentences.hpp>
 #include <filesystem>
 #include <fstream>
 

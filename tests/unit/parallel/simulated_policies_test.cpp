@@ -1,10 +1,10 @@
 // The policies over a simulated group: the numbers of ranks that are threads, and times that can be told beforehand.
 #include <catch.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/simulate/simulate.hpp>
 #include <cmath>
 #include <exception>
 #include <thread>

@@ -1,12 +1,12 @@
 // Steps of policies without their numbers: they take what the policies themselves take, and they scale.
 #include <algorithm>
 #include <catch.hpp>
-#include <chorus/comm/simulated/trace_file.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
-#include <chorus/parallel/simulated/training.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cmath>
 #include <mutex>
 #include <nlohmann/json.hpp>

@@ -4,7 +4,7 @@
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
-#include <chorus/train/trace_recorder.hpp>
+#include <chorus/trace/trace_recorder.hpp>
 
 #include <catch.hpp>
 #include <cmath>

@@ -1,5 +1,5 @@
 #include <catch.hpp>
-#include <chorus/train/advice.hpp>
+#include <chorus/trace/advice.hpp>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Traces made by hand, whose numbers are known.
 
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <catch.hpp>
-#include <chorus/train/trace_facts.hpp>
+#include <chorus/trace/trace_facts.hpp>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
 #include <catch.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_reader.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

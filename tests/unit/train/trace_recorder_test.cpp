@@ -1,8 +1,8 @@
 // Trace files: which steps they have, what they look like while they grow and when they are whole, and how the files of
 // ranks, on one machine or several, become one.
-#include <chorus/train/merge_traces.hpp>
-#include <chorus/train/trace_lines.hpp>
-#include <chorus/train/trace_recorder.hpp>
+#include <chorus/trace/merge_traces.hpp>
+#include <chorus/trace/trace_lines.hpp>
+#include <chorus/trace/trace_recorder.hpp>
 
 #include <catch.hpp>
 #include <cstdlib>

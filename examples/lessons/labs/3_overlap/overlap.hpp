@@ -1,7 +1,7 @@
 #pragma once
 /// What lab 3 measures: a step of ResNet-50 on 16 simulated ranks, by the sizes of its buckets.
 
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/training.hpp>
 
 #include "../lab.hpp"
 

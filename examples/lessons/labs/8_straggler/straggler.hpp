@@ -2,7 +2,7 @@
 /// What lab 8 simulates: 64 ranks of which one is slow, a ring of 4,096, and a choice for 64 on machines of 8.
 
 #include <algorithm>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/training.hpp>
 #include <numeric>
 
 #include "../answers.hpp"

@@ -6,18 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chorus/core/atomic_file.hpp>
 #include <chorus/core/json_object.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/train/merge_traces.hpp>
-#include <chorus/train/trace_lines.hpp>
-#include <chorus/train/trace_recorder.hpp>
-#include <chorus/train/whole_trace.hpp>
+#include <chorus/trace/merge_traces.hpp>
+#include <chorus/trace/trace_lines.hpp>
+#include <chorus/trace/trace_recorder.hpp>
+#include <chorus/trace/whole_trace.hpp>
 #include <exception>
 #include <fstream>
-#include <numeric>
-#include <system_error>
 
 namespace chorus {
 
@@ -31,16 +28,6 @@ CHORUS_INLINE std::int64_t waited_for_core() {
 }
 
 }  // namespace detail
-
-CHORUS_INLINE void TraceOptions::set_steps(std::string_view what, std::string_view text) {
-  const char* const end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, first_step);
-  const bool has_count = first.ec == std::errc{} && first.ptr != end && *first.ptr == ':';
-  const auto count = has_count ? std::from_chars(first.ptr + 1, end, steps) : first;
-  check<UsageError>(has_count && count.ec == std::errc{} && count.ptr == end && first_step >= 0 && steps >= 1, what,
-                    ": expected FIRST:COUNT, the first step from 0 and how many from 1, as 5:3; got '", printable(text),
-                    "'");
-}
 
 CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
     : options_(std::move(options)), process_(std::move(process)) {
@@ -197,12 +184,9 @@ CHORUS_INLINE void TraceRecorder::end_window() {
   trace::listen(nullptr);
   write_sums(now());
   detail::JsonObject peaks;
-  for (const int device : devices_) {
-    detail::JsonObject kinds;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      kinds.field(trace::name(static_cast<trace::Memory>(kind)), peak_[static_cast<std::size_t>(device)][kind]);
-    peaks.json(cat(device), kinds.str());
-  }
+  for (const int device : devices_)
+    peaks.json(cat(device),
+               cat('{', detail::kinds_fields<trace::Memory>(peak_[static_cast<std::size_t>(device)]), '}'));
   detail::JsonObject notes;
   for (const auto& [key, value] : notes_) notes.json(key, value);
   if (process_.device_kind == "cpu") {
@@ -239,19 +223,9 @@ CHORUS_INLINE void TraceRecorder::sent(int from, int to, trace::Traffic kind, st
   sum->bytes[static_cast<std::size_t>(kind)] += bytes;
   sum->written = false;
   if (process_.distributed || evaluates_) return;  // of ranks messages are of calls, which are told
-  const auto name = cat(trace::name(kind), " to ", to);
+  const auto name = detail::sent_name(to, kind), args = detail::sent_fields(to, kind, bytes);
   const auto at = now();
-  write('i', {.device = from,
-              .lane = trace::Lane::communication,
-              .category = "sent",
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = detail::JsonObject()
-                          .field("to", to)
-                          .field("kind", trace::name(kind))
-                          .field("bytes", bytes)
-                          .fields()});
+  write('i', {from, trace::Lane::communication, "sent", name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::int64_t bytes) {
@@ -265,10 +239,9 @@ CHORUS_INLINE void TraceRecorder::allocated(int slot, trace::Memory kind, std::i
 }
 
 CHORUS_INLINE void TraceRecorder::hold(int device, std::int64_t at) {
-  const auto total = [](const Held& held) { return std::accumulate(held.begin(), held.end(), std::int64_t{0}); };
   const auto& held = held_[static_cast<std::size_t>(device)];
   auto& peak = peak_[static_cast<std::size_t>(device)];
-  if (total(held) > total(peak)) peak = held;
+  if (detail::total_bytes(held) > detail::total_bytes(peak)) peak = held;
   samples_.push_back({device, at, held});
 }
 
@@ -296,38 +269,21 @@ CHORUS_INLINE void TraceRecorder::write_names(int device) {
 
 CHORUS_INLINE void TraceRecorder::write_counter(int device, std::int64_t at, std::string_view name,
                                                 std::string_view args) {
-  write('C', {.device = device,
-              .lane = trace::Lane::step,
-              .category = {},
-              .name = name,
-              .begin = at,
-              .end = at,
-              .args = args});
+  write('C', {device, trace::Lane::step, {}, name, at, at, args});
 }
 
 CHORUS_INLINE void TraceRecorder::write_sums(std::int64_t at) {
   for (Sum& sum : sums_) {
     if (std::exchange(sum.written, true)) continue;
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::traffic_kinds; ++kind)
-      if (sum.bytes[kind] != 0) args.field(trace::name(static_cast<trace::Traffic>(kind)), sum.bytes[kind]);
-    write_counter(sum.from, at, cat("sent to ", sum.to, ", bytes"), args.fields());
+    write_counter(sum.from, at, detail::sent_counter(sum.to), detail::kinds_fields<trace::Traffic>(sum.bytes, false));
   }
 }
 
 // Of a step with many allocations, what was most and what was last in each small part of its time.
 CHORUS_INLINE void TraceRecorder::write_samples() {
   constexpr std::int64_t parts = 100;
-  const auto total = [](const Sample& sample) {
-    std::int64_t sum = 0;
-    for (const auto bytes : sample.held) sum += bytes;
-    return sum;
-  };
   const auto put = [&](const Sample& sample) {
-    detail::JsonObject args;
-    for (std::size_t kind = 0; kind < trace::memory_kinds; ++kind)
-      args.field(trace::name(static_cast<trace::Memory>(kind)), sample.held[kind]);
-    write_counter(sample.device, sample.at, "memory, bytes", args.fields());
+    write_counter(sample.device, sample.at, detail::memory_counter, detail::kinds_fields<trace::Memory>(sample.held));
   };
   std::stable_sort(samples_.begin(), samples_.end(),
                    [](const Sample& a, const Sample& b) { return a.device < b.device; });
@@ -339,7 +295,7 @@ CHORUS_INLINE void TraceRecorder::write_samples() {
     const int device = samples_[i].device;
     for (; i < samples_.size() && samples_[i].device == device && part_of_time(samples_[i]) == part; ++i) {
       last = i;
-      if (total(samples_[i]) > total(samples_[most])) most = i;
+      if (detail::total_bytes(samples_[i].held) > detail::total_bytes(samples_[most].held)) most = i;
     }
     put(samples_[most]);
     if (last != most) put(samples_[last]);

@@ -7,8 +7,8 @@
 #include <chorus/comm/engine/engine.hpp>
 #include <chorus/comm/engine/failure.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
-#include <chorus/comm/simulated/simulated_transport.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
+#include <chorus/simulate/simulated_transport.hpp>
+#include <chorus/simulate/tasks.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

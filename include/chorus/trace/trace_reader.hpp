@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace_listener.hpp>
+#include <chorus/trace/trace_lines.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -89,13 +90,8 @@ class TraceReader {
       read_whole(text);
     if (trace_.processes.empty()) trace_.processes.resize(1);
     for (auto& process : trace_.processes) {
-      // A span comes before those in it; steps of collectives stay in their order, see whole_trace.
-      const auto end = [](const TraceSpan& span) { return span.category == "ring" ? span.begin : span.end; };
-      const auto by_begin = [&](const TraceSpan& a, const TraceSpan& b) {
-        return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
-      };
-      std::stable_sort(process.spans.begin(), process.spans.end(), by_begin);
-      std::stable_sort(process.instants.begin(), process.instants.end(), by_begin);
+      std::stable_sort(process.spans.begin(), process.spans.end(), is_before<TraceSpan>);
+      std::stable_sort(process.instants.begin(), process.instants.end(), is_before<TraceSpan>);
       std::stable_sort(process.counters.begin(), process.counters.end(),
                        [](const TraceCounter& a, const TraceCounter& b) { return a.at < b.at; });
     }

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <chorus/autograd/batch_axis.hpp>
-#include <chorus/comm/simulated/links.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/samples.hpp>
+#include <chorus/simulate/links.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/tasks.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <map>

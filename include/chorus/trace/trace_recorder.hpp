@@ -4,6 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <chorus/core/config.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/launch/run_listener.hpp>
+#include <chorus/train/log_file.hpp>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -14,31 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <chorus/core/config.hpp>
-#include <chorus/core/trace.hpp>
-#include <chorus/train/log_file.hpp>
-
 namespace chorus {
-
-/// Which steps of a run are recorded, and where to.
-struct TraceOptions {
-  std::string path = {};        ///< of the file; empty: none is
-  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
-  std::int64_t steps = 3;
-  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
-
-  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
-  void set_steps(std::string_view what, std::string_view text);
-};
-
-/// The process that is recorded.
-struct TracedProcess {
-  std::string policy = "single";
-  bool distributed = false;          ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;           ///< where it is distributed
-  std::string device_kind = "cpu";
-  int first_slot = 0;                ///< of the kind of devices, see trace_slot
-};
 
 namespace detail {
 struct TraceHead;
@@ -80,9 +60,7 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
   bool wants_steps() const override { return options_.ring_steps; }
 
   /// The file of a rank while it records.
-  static std::string part_of(const std::string& path, int rank) {
-    return rank == 0 ? path : cat(path, ".rank", rank);
-  }
+  static std::string part_of(const std::string& path, int rank) { return rank == 0 ? path : cat(path, ".rank", rank); }
 
  private:
   using Held = std::array<std::int64_t, trace::memory_kinds>;
@@ -132,5 +110,5 @@ class TraceRecorder final : public trace::Listener, public trace::StepCounter {
 }  // namespace chorus
 
 #if !CHORUS_COMPILED
-#include <chorus/train/trace_recorder_impl.hpp>
+#include <chorus/trace/trace_recorder_impl.hpp>
 #endif

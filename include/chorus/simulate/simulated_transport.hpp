@@ -15,10 +15,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chorus/comm/simulated/links.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/core/trace_listener.hpp>
+#include <chorus/simulate/links.hpp>
+#include <chorus/simulate/tasks.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/train/step_model.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
-#include <chorus/train/trace_sentences.hpp>
-#include <chorus/train/trace_words.hpp>
+#include <chorus/trace/step_model.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_sentences.hpp>
+#include <chorus/trace/trace_times.hpp>
+#include <chorus/trace/trace_words.hpp>
 #include <cstddef>
 #include <string>
 #include <string_view>

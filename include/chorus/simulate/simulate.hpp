@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
-#include <chorus/comm/simulated/links.hpp>
-#include <chorus/comm/simulated/simulated_engine.hpp>
-#include <chorus/comm/simulated/simulated_transport.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/philox.hpp>
+#include <chorus/simulate/links.hpp>
+#include <chorus/simulate/simulated_engine.hpp>
+#include <chorus/simulate/simulated_transport.hpp>
+#include <chorus/simulate/tasks.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

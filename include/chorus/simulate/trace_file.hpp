@@ -4,19 +4,18 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/engine/traced_call.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
-#include <chorus/comm/simulated/simulated_engine.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>
 #include <chorus/core/trace_listener.hpp>
-#include <chorus/train/trace_lines.hpp>
-#include <chorus/train/whole_trace.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/simulated_engine.hpp>
+#include <chorus/simulate/tasks.hpp>
+#include <chorus/trace/trace_lines.hpp>
+#include <chorus/trace/whole_trace.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,19 +42,25 @@ class RankLines {
       add({'X', rank_ + 1, number(step.lane), step.begun, step.ended, "ring", step.name, step.args});
     for (const auto& copied : times.copies) put(copied);
     for (const auto& held : times.memory)
-      add({'C', rank_ + 1, 0, ns(held.at), ns(held.at), {}, "memory, bytes", fields(held.bytes, false)});
+      add({'C',
+           rank_ + 1,
+           0,
+           ns(held.at),
+           ns(held.at),
+           {},
+           std::string(chorus::detail::memory_counter),
+           chorus::detail::kinds_fields<trace::Memory>(held.bytes)});
   }
 
   std::vector<chorus::detail::TraceLine> take() { return std::move(lines_); }
 
   /// The most that it held, by kind, as a JSON object; without any where nobody knows.
   static std::string peak(const RankTimes& times) {
-    const auto total = [](const Held& held) {
-      return std::accumulate(held.bytes.begin(), held.bytes.end(), std::size_t{0});
-    };
-    const auto most = std::max_element(times.memory.begin(), times.memory.end(),
-                                       [&](const Held& a, const Held& b) { return total(a) < total(b); });
-    return cat('{', most == times.memory.end() ? std::string() : fields(most->bytes, false), '}');
+    const auto most = std::max_element(times.memory.begin(), times.memory.end(), [&](const Held& a, const Held& b) {
+      return chorus::detail::total_bytes(a.bytes) < chorus::detail::total_bytes(b.bytes);
+    });
+    if (most == times.memory.end()) return "{}";
+    return cat('{', chorus::detail::kinds_fields<trace::Memory>(most->bytes), '}');
   }
 
  private:
@@ -69,17 +74,6 @@ class RankLines {
     while (lane < trace::lanes && trace::name(static_cast<Lane>(lane)) != kind) ++lane;
     return static_cast<int>(lane) + 1;
   }
-  static constexpr trace::Traffic kind_of(const Sums&) { return {}; }
-  static constexpr trace::Memory kind_of(const std::array<std::size_t, trace::memory_kinds>&) { return {}; }
-  template <class Numbers>
-  static std::string fields(const Numbers& numbers, bool without_zeros) {
-    using Kind = decltype(kind_of(numbers));
-    chorus::detail::JsonObject out;
-    for (std::size_t kind = 0; kind < numbers.size(); ++kind)
-      if (!without_zeros || numbers[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), numbers[kind]);
-    return out.fields();
-  }
-
   void add(chorus::detail::TraceLine line) { lines_.push_back(std::move(line)); }
   void put(const Mark& mark) {
     if (mark.kind == "bucket")
@@ -95,18 +89,21 @@ class RankLines {
   }
   void put(const Copied& copied) {
     add({'i', rank_ + 1, number(Lane::communication), ns(copied.begun), ns(copied.begun), "sent",
-         cat(trace::name(copied.kind), " to ", copied.to),
-         chorus::detail::JsonObject()
-             .field("to", copied.to)
-             .field("kind", trace::name(copied.kind))
-             .field("bytes", copied.bytes)
-             .fields()});
+         chorus::detail::sent_name(copied.to, copied.kind),
+         chorus::detail::sent_fields(copied.to, copied.kind, copied.bytes)});
     count(copied.to, copied.kind, copied.bytes, copied.ended);
   }
   void count(int to, trace::Traffic kind, std::size_t bytes, Time at) {
     auto& sums = sums_[to];
     sums[static_cast<std::size_t>(kind)] += bytes;
-    add({'C', rank_ + 1, 0, ns(at), ns(at), {}, cat("sent to ", to, ", bytes"), fields(sums, true)});
+    add({'C',
+         rank_ + 1,
+         0,
+         ns(at),
+         ns(at),
+         {},
+         chorus::detail::sent_counter(to),
+         chorus::detail::kinds_fields<trace::Traffic>(sums, false)});
   }
 
   const int rank_;

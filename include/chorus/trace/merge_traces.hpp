@@ -1,9 +1,8 @@
 #pragma once
 /// One trace file of those of all ranks: with one clock, and arrows from rank to rank.
 
-#include <string>
-
 #include <chorus/core/config.hpp>
+#include <string>
 
 namespace chorus {
 
@@ -15,5 +14,5 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 }  // namespace chorus
 
 #if !CHORUS_COMPILED
-#include <chorus/train/merge_traces_impl.hpp>
+#include <chorus/trace/merge_traces_impl.hpp>
 #endif

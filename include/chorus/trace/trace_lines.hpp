@@ -3,18 +3,19 @@
 /// is one line, its fields in one order, so that reading needs no JSON library.
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>
+#include <chorus/core/trace_listener.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
-
-#include <chorus/core/trace_listener.hpp>
 
 namespace chorus::detail {
 
@@ -84,6 +85,35 @@ inline std::int64_t nanoseconds(std::string_view us) {
   const auto [dot, error] = std::from_chars(us.data(), us.data() + us.size(), whole);
   if (error == std::errc{} && dot != us.data() + us.size()) std::from_chars(dot + 1, us.data() + us.size(), rest);
   return sign * (whole * 1000 + rest);
+}
+
+/// Bytes by kind, as fields of a JSON object.
+template <class Kind, class Number, std::size_t Kinds>
+std::string kinds_fields(const std::array<Number, Kinds>& bytes, bool with_zeros = true) {
+  JsonObject out;
+  for (std::size_t kind = 0; kind < Kinds; ++kind)
+    if (with_zeros || bytes[kind] != 0) out.field(trace::name(static_cast<Kind>(kind)), bytes[kind]);
+  return out.fields();
+}
+template <class Number, std::size_t Kinds>
+Number total_bytes(const std::array<Number, Kinds>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Number{});
+}
+
+// What a process's counters are called, and what is said of bytes that it hands to another one.
+inline constexpr std::string_view memory_counter = "memory, bytes", sent_counter_begin = "sent to ";
+inline std::string sent_counter(int to) { return cat(sent_counter_begin, to, ", bytes"); }
+inline std::string sent_name(int to, trace::Traffic kind) { return cat(trace::name(kind), " to ", to); }
+inline std::string sent_fields(int to, trace::Traffic kind, std::size_t bytes) {
+  return JsonObject().field("to", to).field("kind", trace::name(kind)).field("bytes", bytes).fields();
+}
+
+/// The order of spans: one comes before those in it. Steps of collectives, which have none in them, stay in their
+/// order: some take no virtual time.
+template <class Span>
+bool is_before(const Span& a, const Span& b) {
+  const auto end = [](const Span& span) { return span.category == "ring" ? span.begin : span.end; };
+  return a.begin != b.begin ? a.begin < b.begin : end(a) > end(b);
 }
 
 /// An event. Times in ns.
@@ -174,19 +204,20 @@ inline std::string trace_end(int rank, std::string_view peaks, std::string_view 
              ",\"notes\":", notes, "}}\n]\n");
 }
 
+/// A line that says something of a process or, from 1, of one of its lanes.
+inline std::string trace_label(int pid, int lane, std::string_view what, std::string_view args) {
+  return cat("{\"ph\":\"M\",\"pid\":", pid, lane == 0 ? std::string() : cat(",\"tid\":", 10 * pid + lane),
+             ",\"name\":\"", what, "\",\"args\":{", args, "}},\n");
+}
 /// The names of a process and its lanes.
 inline std::string trace_names(int device, std::string_view name) {
+  const auto named = [](std::string_view text) { return JsonObject().field("name", text).fields(); };
   const int pid = device + 1;
-  const auto named = [&](std::string_view what, int tid, std::string_view args) {
-    return cat("{\"ph\":\"M\",\"pid\":", pid, tid == 0 ? std::string() : cat(",\"tid\":", tid), ",\"name\":\"", what,
-               "\",\"args\":{", args, "}},\n");
-  };
-  auto out = named("process_name", 0, JsonObject().field("name", name).fields()) +
-             named("process_sort_index", 0, cat("\"sort_index\":", device));
-  for (std::size_t lane = 0; lane < trace::lanes; ++lane) {
-    const int tid = 10 * pid + static_cast<int>(lane) + 1;
-    out += named("thread_name", tid, JsonObject().field("name", trace::name(static_cast<trace::Lane>(lane))).fields());
-    out += named("thread_sort_index", tid, cat("\"sort_index\":", lane));
+  auto out = trace_label(pid, 0, "process_name", named(name)) +
+             trace_label(pid, 0, "process_sort_index", cat("\"sort_index\":", device));
+  for (int lane = 0; lane < static_cast<int>(trace::lanes); ++lane) {
+    out += trace_label(pid, lane + 1, "thread_name", named(trace::name(static_cast<trace::Lane>(lane))));
+    out += trace_label(pid, lane + 1, "thread_sort_index", cat("\"sort_index\":", lane));
   }
   return out;
 }

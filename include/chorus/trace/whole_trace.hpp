@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chorus/core/error.hpp>
 #include <chorus/core/json_object.hpp>
-#include <chorus/train/trace_lines.hpp>
+#include <chorus/trace/trace_lines.hpp>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -61,8 +61,7 @@ inline std::string keep_nested(std::vector<TraceLine>& lines) {
     };
     if (!fits(line.lane)) {
       line.lane = beside;
-      names[line.pid] = cat("{\"ph\":\"M\",\"pid\":", line.pid, ",\"tid\":", 10 * line.pid + beside,
-                            ",\"name\":\"thread_name\",\"args\":{\"name\":\"communication of another group\"}},\n");
+      names[line.pid] = trace_label(line.pid, beside, "thread_name", R"("name":"communication of another group")");
       if (!fits(beside)) line.end = open[{line.pid, beside}].back();
     }
     open[{line.pid, line.lane}].push_back(line.end);
@@ -185,11 +184,9 @@ inline std::string whole_trace(const std::vector<TracePart>& parts, int ranks, s
   arrows.from_the_late(parts);
   if (!head.distributed) arrows.of_copies();
   arrows.of_steps();
-  // A span comes before those in it. Steps, which have none in them, stay in their order: some take no virtual time.
-  const auto end = [](const TraceLine& line) { return line.category == "ring" ? line.begin : line.end; };
-  const auto order = [&](const TraceLine& a, const TraceLine& b) {
+  const auto order = [](const TraceLine& a, const TraceLine& b) {
     const bool both = a.phase == 'X' && b.phase == 'X';
-    return a.begin != b.begin ? a.begin < b.begin : both ? end(a) > end(b) : a.phase == 'X' && b.phase != 'X';
+    return both || a.begin != b.begin ? is_before(a, b) : a.phase == 'X' && b.phase != 'X';
   };
   std::stable_sort(lines.begin(), lines.end(), order);
   names += keep_nested(lines);

@@ -1,7 +1,7 @@
 #pragma once
 /// The units of FullyShardedDataParallel in a simulation: how large they are, and how long they compute.
 
-#include <chorus/parallel/simulated/models.hpp>
+#include <chorus/simulate/models.hpp>
 #include <cstddef>
 #include <vector>
 

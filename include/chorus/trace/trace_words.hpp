@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_times.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -62,9 +63,7 @@ inline double batch_of(const Trace& trace) {
   const auto steps = step_times(trace);
   double batch = 0;
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
-    for (const auto& span : trace.processes[place].spans)
-      if (span.category == "loader" && in_a_step(steps, place, span.begin))
-        batch = std::max(batch, number_of(span.args, "batch"));
+    batch = std::max(batch, most_loaded(trace.processes[place], place, steps, "batch"));
   return batch;
 }
 /// K, of which `bytes` were averaged.

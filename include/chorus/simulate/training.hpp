@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <chorus/comm/simulated/simulate.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/ddp/ddp_options.hpp>
-#include <chorus/parallel/simulated/device_copies.hpp>
-#include <chorus/parallel/simulated/models.hpp>
-#include <chorus/parallel/simulated/units.hpp>
+#include <chorus/simulate/device_copies.hpp>
+#include <chorus/simulate/models.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/units.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <cstddef>
 #include <cstdint>

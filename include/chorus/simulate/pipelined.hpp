@@ -2,14 +2,14 @@
 /// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
 
 #include <algorithm>
-#include <chorus/comm/simulated/links.hpp>
-#include <chorus/comm/simulated/simulate.hpp>
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/pipeline/check_schedule.hpp>
 #include <chorus/parallel/pipeline/schedule.hpp>
-#include <chorus/parallel/simulated/training.hpp>
+#include <chorus/simulate/links.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/tasks.hpp>
+#include <chorus/simulate/training.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

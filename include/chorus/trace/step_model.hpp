@@ -2,8 +2,10 @@
 /// `StepModel`: how long a step under DistributedDataParallel takes, by the numbers of one that was recorded.
 
 #include <algorithm>
-#include <chorus/train/trace_facts.hpp>
-#include <chorus/train/trace_reader.hpp>
+#include <chorus/trace/trace_facts.hpp>
+#include <chorus/trace/trace_links.hpp>
+#include <chorus/trace/trace_reader.hpp>
+#include <chorus/trace/trace_times.hpp>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -23,10 +25,10 @@ struct StepModel {
   int devices = 1;       ///< of the run
   double passes_us = 0;  ///< forward and backward of the slowest device
   double optimizer_us = 0;
-  double other_us = 0;  ///< of the step: neither computing nor waiting
-  double hidden = 0;    ///< part of communication beside which devices compute
-  double bytes = 0;     ///< K, with what fills up between parameters
-  int buckets = 0;      ///< n
+  double other_us = 0;      ///< of the step: neither computing nor waiting
+  double hidden = 0;        ///< part of communication beside which devices compute
+  double bytes = 0;         ///< K, with what fills up between parameters
+  int buckets = 0;          ///< n
   double averaging_us = 0;  ///< what the run's own calls take
   TraceLinkFit link =
       {};  ///< of rings; without calls: none ran, and `communication_us` is known of the run's ranks alone

@@ -2,10 +2,10 @@
 /// `Links`: what messages cost in a simulated network, by the alpha-beta model (Hockney, 1994): alpha seconds and beta
 /// seconds a byte.
 
-#include <chorus/comm/simulated/tasks.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/from_chars.hpp>
 #include <chorus/core/printable.hpp>
+#include <chorus/simulate/tasks.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -12,10 +12,10 @@
 #include <chorus/core/descriptor.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
-#include <chorus/train/merge_traces.hpp>
-#include <chorus/train/trace_lines.hpp>
-#include <chorus/train/trace_recorder.hpp>
-#include <chorus/train/whole_trace.hpp>
+#include <chorus/trace/merge_traces.hpp>
+#include <chorus/trace/trace_lines.hpp>
+#include <chorus/trace/trace_recorder.hpp>
+#include <chorus/trace/whole_trace.hpp>
 #include <cstdint>
 #include <exception>
 #include <limits>

@@ -1,0 +1,9 @@
+#pragma once
+/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
+/// it: simulate/README.md.
+
+#include <chorus/simulate/pipelined.hpp>
+#include <chorus/simulate/recorded.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chorus/simulate/training.hpp>
