@@ -21984,11 +21984,11 @@ inline std::string own_program() {
 
 /// Of programs that can record runs.
 inline constexpr const char* trace_help =
-    "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+    "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
-    "                     nothing)\n"
-    "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
-    "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n";
+    "                     no trace)\n"
+    "  --trace-steps F:N  traces N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+    "  --trace-ring       traces each step of each collective (or CHORUS_TRACE_RING=1)\n";
 
 inline void print_launch_help(const char* program) {
   std::printf(
@@ -22007,7 +22007,7 @@ inline void print_launch_help(const char* program) {
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
       "  --all-reduce NAME  algorithm that sums gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
-      "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
+      "                     CHORUS_ALL_REDUCE, else auto: the fastest for processes and data)\n"
       "%s%s"
       "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
