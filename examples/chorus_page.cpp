@@ -29,7 +29,7 @@ namespace {
 constexpr std::size_t most_bytes = 500'000;  // of a page
 
 constexpr const char* description =
-    R"(Makes a page for a browser out of traces of training runs: what moved, where time went, what memory held, and advice.
+    R"(Makes a page for a browser from traces of training runs: traffic, time, memory, and advice.
 
   train_classifier --policy single --trace single.json
   train_classifier --policy dp  --devices 2 --trace dp.json
@@ -330,10 +330,10 @@ int main(int argc, char** argv) {
   std::vector<std::string> files;
   std::string output, title, pictures;
   CLI::App app{description, "chorus-page"};
-  app.add_option("TRACES", files, "files that --trace has written")->required();
-  app.add_option("-o,--output", output, "the page");
-  app.add_option("--svg", pictures, "folder for pictures of each run, as files for slides: of its median step");
-  app.add_option("--title", title, "its title");
+  app.add_option("TRACES", files, "files that --trace wrote")->required();
+  app.add_option("-o,--output", output, "file for the page");
+  app.add_option("--svg", pictures, "folder for pictures of the median step of each run, for slides");
+  app.add_option("--title", title, "title of the page");
   if (const auto status = parse(app, argc, argv)) return *status;
   std::vector<ch::TracedRun> runs;
   try {

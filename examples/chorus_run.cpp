@@ -23,14 +23,14 @@ constexpr const char* description =
   chorus-run --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --nproc-per-node 4 ./train     on machine 1
   chorus-run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 --max-restarts 3 ./train    on 2 to 4 machines
 
-When a rank fails, it is named with its reason, and all others are stopped: SIGTERM, then SIGKILL after --grace seconds.
-The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and SIGQUIT
-are passed on; so are SIGUSR1 and SIGUSR2, which end nothing. A reader of the output that stands still keeps nobody from looking after the ranks; nothing is dropped: a
-rank that prints then waits, as it would by itself (--redirects: it does not).
-Jobs of several machines need the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines number
-themselves; the one that has the endpoint's address is machine 0. Where one is lost, and at least MIN are left, all
-ranks are started anew without it; where one comes later, or back, and fewer than MAX are there, with it. Neither counts
-as a restart; what ranks did after their newest checkpoint is lost.)";
+When a rank fails, a message names it and the reason. All others are stopped: SIGTERM, then SIGKILL after --grace
+seconds. The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and
+SIGQUIT are passed on. So are SIGUSR1 and SIGUSR2, which end nothing. If the reader of the output stops reading, the
+ranks are still supervised and no output is lost: a rank that prints waits (with --redirects it does not).
+A job of several machines needs the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines
+number themselves; machine 0 has the endpoint's address. If a machine is lost and at least MIN are left, all ranks
+start anew without it. If a machine joins or returns and fewer than MAX are there, all start anew with it. Neither counts
+as a restart. Work after the newest checkpoint is lost.)";
 
 }  // namespace
 
@@ -50,14 +50,15 @@ int main(int argc, char** argv) {
                             const char* variable) {
     app.add_option(names, words, what)->delimiter(',')->allow_extra_args(false)->envname(variable);
   };
-  app.add_option("--nproc-per-node,--nproc_per_node", ranks,
-                 "ranks on this machine: a number; cpu, gpu: as many as there are; auto: GPUs, or else cores")
+  app.add_option(
+         "--nproc-per-node,--nproc_per_node", ranks,
+         "ranks on this machine: a number; cpu or gpu: one for each; auto: one for each GPU, else for each core")
       ->envname("PET_NPROC_PER_NODE")
       ->capture_default_str();
-  app.add_option("--nnodes", nodes, "machines; MIN:MAX with --rdzv-backend c10d: as many as come")
+  app.add_option("--nnodes", nodes, "number of machines; with --rdzv-backend c10d also MIN:MAX")
       ->envname("PET_NNODES")
       ->capture_default_str();
-  auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "which of them this is, from 0")
+  auto* node_rank = app.add_option("--node-rank,--node_rank", group.node_rank, "number of this machine, from 0")
                         ->transform(in_range(0, ch::comm::max_ranks - 1))
                         ->envname("PET_NODE_RANK")
                         ->capture_default_str();
@@ -66,38 +67,37 @@ int main(int argc, char** argv) {
           ->envname("PET_MASTER_ADDR")
           ->capture_default_str();
   auto* port = app.add_option("--master-port,--master_port", group.master_port,
-                              "port there (default: a free one; 29500 for several machines)")
+                              "port of machine 0 (default: a free one; 29500 for several machines)")
                    ->transform(in_range(1, 65535))
                    ->envname("PET_MASTER_PORT");
-  app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "both at once: HOST[:PORT]; port 0: a free one")
+  app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint,
+                 "address and port of machine 0: HOST[:PORT]; port 0: a free one")
       ->excludes(address)
       ->excludes(port)
       ->envname("PET_RDZV_ENDPOINT");
   app.add_option("--rdzv-backend,--rdzv_backend", backend,
-                 "static: machines are told their --node-rank; c10d: they find each other at the endpoint, port 29400")
+                 "static: --node-rank numbers the machines; c10d: they number themselves at the endpoint, port 29400")
       ->check(CLI::IsMember({"static", "c10d"}))
       ->envname("PET_RDZV_BACKEND")
       ->capture_default_str();
-  add_list(
-      "--rdzv-conf,--rdzv_conf", conf,
-      "c10d: join_timeout=600 seconds to wait for MIN machines, or for a place beside MAX, last_call_timeout=30 for "
-      "more machines than MIN, or for lost ones",
-      "PET_RDZV_CONF");
+  add_list("--rdzv-conf,--rdzv_conf", conf,
+           "c10d: join_timeout=600: seconds to wait for MIN machines, or for a place among MAX; last_call_timeout=30: "
+           "for more "
+           "machines than MIN, or for lost ones",
+           "PET_RDZV_CONF");
   auto* local_address = app.add_option("--local-addr,--local_addr", machines.local_addr,
-                                       "c10d: this machine's own address, where ranks meet if it is machine 0")
+                                       "c10d: address of this machine; ranks meet there if it is machine 0")
                             ->envname("PET_LOCAL_ADDR");
   app.add_option("--monitor-interval,--monitor_interval", interval,
-                 "c10d: seconds between looks at whether other machines' ranks have failed (default: 0.1)")
+                 "c10d: seconds between checks for failed ranks of other machines (default: 0.1)")
       ->envname("PET_MONITOR_INTERVAL");
-  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "a name for the job, for the ranks to know")
-      ->envname("PET_RDZV_ID");
-  app.add_option("--role", group.role, "a name for the ranks, for them to know")
+  app.add_option("--rdzv-id,--rdzv_id", group.run_id, "name of the job, which the ranks get")->envname("PET_RDZV_ID");
+  app.add_option("--role", group.role, "name of the ranks' role, which they get")
       ->envname("PET_ROLE")
       ->capture_default_str();
   app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback")
       ->envname("PET_STANDALONE");
-  app.add_option("--max-restarts,--max_restarts", group.max_restarts,
-                 "how often all ranks are started again after a failure")
+  app.add_option("--max-restarts,--max_restarts", group.max_restarts, "number of restarts of all ranks after failures")
       ->transform(in_range(0, INT_MAX))
       ->envname("PET_MAX_RESTARTS")
       ->capture_default_str();
@@ -107,19 +107,19 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option(
          "--log-dir,--log_dir", group.log_dir,
-         "folder for ranks' output: attempt_R/rank_N.log, added to what is there; it is shown, too, with the rank in "
+         "folder for the output of ranks: attempt_R/rank_N.log, appended. The output is also shown, with the rank in "
          "front")
       ->envname("PET_LOG_DIR");
   add_list("--local-ranks-filter,--local_ranks_filter", shown,
-           "show the output of these of this machine's ranks alone: 0,2", "PET_LOCAL_RANKS_FILTER");
+           "show only the output of these ranks of this machine: 0,2", "PET_LOCAL_RANKS_FILTER");
   add_list(
       "-r,--redirects", redirects,
-      "what goes to files (attempt_R/rank_N.stdout.log, .stderr.log) instead of being shown: 1 stdout, 2 stderr, 3 "
-      "both, of all ranks, or 0:1,1:3 of each",
+      "write output to files (attempt_R/rank_N.stdout.log, .stderr.log) instead of showing it: 1 stdout, 2 stderr, 3 "
+      "both; for all ranks, or for each: 0:1,1:3",
       "PET_REDIRECTS");
-  add_list("-t,--tee", tee, "what goes to these files and is shown, too, with the rank in front", "PET_TEE");
+  add_list("-t,--tee", tee, "write output to these files and show it, with the rank in front", "PET_TEE");
   add_list("--signals-to-handle,--signals_to_handle", signals,
-           "signals that end the job in good order, passed on to the ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+           "signals that end the job, passed on to the ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
            "PET_SIGNALS_TO_HANDLE");
   app.add_flag("--prefix", group.prefix, "show the rank in front of each line");
   app.add_flag("--no-python,--no_python", no_python,

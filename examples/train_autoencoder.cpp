@@ -62,11 +62,11 @@ void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, co
 }
 
 constexpr const char* description =
-    R"(Trains a convolutional autoencoder under any policy: images are squeezed through --code numbers.
+    R"(Trains a convolutional autoencoder under any policy: it encodes an image as --code numbers.
 
   train_autoencoder                           generated images
   train_autoencoder --data DIR --code 64      DIR: MNIST's or CIFAR-10's files
-  train_autoencoder --images pairs.pgm        writes test images beside what the model makes of them)";
+  train_autoencoder --images pairs.pgm        writes test images beside their reconstructions)";
 
 }  // namespace
 
@@ -81,7 +81,9 @@ int main(int argc, char** argv) {
   app.add_option("--train-images", train_images, "generated images")
       ->transform(in_range(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--code", code, "numbers that stand for an image")->transform(in_range(1, 1 << 16))->capture_default_str();
+  app.add_option("--code", code, "numbers in the code of an image")
+      ->transform(in_range(1, 1 << 16))
+      ->capture_default_str();
   app.add_option("--images", pairs, "file for test images and their reconstructions (PGM)");
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");
   if (const auto status = parse(app, argc, argv, options)) return *status;

@@ -54,28 +54,28 @@ constexpr const char* description =
     R"(Trains an image classifier. The same model and the same loop run under every policy:
 
   single  one device
-  dp      DataParallel: one process, several devices. Each batch is scattered to copies of the model,
-          outputs are gathered, gradients are summed to the first device, the step is made there.
+  dp      DataParallel: one process, several devices. Each batch is scattered to copies of the model.
+          The first device gathers the outputs, sums the gradients and makes the step.
   ddp     DistributedDataParallel: one process per device. Gradients are averaged over all processes
-          while backward runs; every process makes the same step.
-  fsdp    FullyShardedDataParallel: as ddp, but each process keeps a part of the parameters, of their
-          gradients and of the optimizer's numbers; layers are gathered when they are used.
-  tp      Tensor parallelism: every process has the whole batch, and a part of the large linear layers.
+          while backward runs. Every process makes the same step.
+  fsdp    FullyShardedDataParallel: like ddp, but each process keeps a part of the parameters, the
+          gradients and the optimizer's state. Layers are gathered when they are used.
+  tp      Tensor parallelism: every process has the whole batch and a part of the large linear layers.
   mesh:2x2
           2 x 2 processes: ddp between two pairs, tp within each.
   parameter_server
-          Gradients go to process 0, which makes the step; the others fetch its parameters.
+          Process 0 receives the gradients and makes the step. The others fetch its parameters.
   local_sgd
-          Each process steps on its share by itself, and every 8 steps all take the mean of their
-          parameters: an eighth of ddp's messages, and another training.
+          Each process steps by itself on its own share. Every 8 steps all processes average their
+          parameters. That is an eighth of ddp's messages, and another training.
 
-With the same seed and the same --batch, which is the whole batch of all devices together, all but
-local_sgd take the same steps, up to rounding; with --canonical-shares they end with the same bits.
+--batch is the batch of all devices together. With the same seed and the same --batch, all policies but
+local_sgd take the same steps, up to rounding. With --canonical-shares they end with the same bits.
 
-With --qat the model computes with the rounding that 8-bit integers bring, and learns to do with it; in the last of
-several epochs the ranges of its numbers and batch norm's statistics stay. Under single, dp, ddp and fsdp the ranges are
-those of the whole batch. --int8 makes a model of integers of it in the end, which computes the same integers: its file
-has a quarter of the size, and where the processor has VNNI it is faster.
+With --qat the model trains with the rounding of 8-bit integers. In the last of several epochs its ranges and
+batch norm's statistics stay fixed. Under single, dp, ddp and fsdp the ranges are those of the whole batch. --int8
+makes an integer model at the end, which computes the same integers. Its file has a quarter of the size, and on
+processors with VNNI it is faster.
 
   train_classifier                                          one device, generated images
   train_classifier --policy ddp --devices 2                 starts two processes
@@ -84,18 +84,18 @@ has a quarter of the size, and where the processor has VNNI it is faster.
   train_classifier --save m.st; train_classifier --load m.st --lr 0.002 --epochs 2 --qat --int8 --save q.st
                                                             a model of 8-bit integers: q.int8.st
   torchrun --nproc-per-node 2 --no-python train_classifier --policy ddp
-  mpirun -np 2 train_classifier --policy ddp                joins processes that others have started
+  mpirun -np 2 train_classifier --policy ddp                joins processes that a launcher has started
 
-For those who know YOLOv5's train.py, where habits differ:
+Differences from YOLOv5's train.py:
 
-  --device 0,1     chooses no policy: there it means DataParallel, here --policy says it; single takes one device.
-                   Under ddp it starts the processes itself: no torch.distributed.run. Where torchrun or mpirun has
-                   started them, it names one device for each process of the machine.
-  --device cpu     takes --devices, too: CPU devices are virtual ones, cpu:0, cpu:1, ...
-  --batch          is over all devices, as there, but need not be a multiple of their number; -1 is refused.
-                   A step learns from it alone; --accumulate N adds N of them up, and nothing does so unasked.
-  --lr             is taken as it is given, whatever the batch and the number of devices.
-  --resume         takes a file, or auto; no folder of runs is made, and nothing is written unless an option says so.)";
+  --device 0,1     chooses no policy. In YOLOv5 it means DataParallel; here --policy chooses, and single takes one
+                   device. Under ddp the program starts its processes: no torch.distributed.run. If torchrun or
+                   mpirun has started them, the option names one device for each process of the machine.
+  --device cpu     can be combined with --devices: CPU devices are virtual, cpu:0, cpu:1, ...
+  --batch          is the batch of all devices, as in YOLOv5. It need not be a multiple of their number; -1 is refused.
+                   One batch makes one step. Only --accumulate N makes a step of N batches.
+  --lr             is never scaled by the batch or by the number of devices.
+  --resume         takes a file, or auto. No folder of runs is made. Without an option for a file nothing is written.)";
 
 }  // namespace
 
@@ -119,32 +119,32 @@ int main(int argc, char** argv) {
       ->transform(in_range(1, 1 << 24))
       ->capture_default_str();
   app.add_option("--bucket-cap-mb", options.bucket_cap_mb,
-                 "MiB of gradients that ddp sends at a time, while backward computes the next (default: 3, then 2)")
+                 "MiB of a bucket: gradients that ddp sends together while backward runs (default: 3, then 2)")
       ->transform(in_range(1e-6, 1e6));
   app.add_option("--accumulate", options.accumulate,
-                 "batches whose gradients are added up for a step, which learns from the mean over their samples")
+                 "number of batches for one step; its gradient is the mean over all their samples")
       ->transform(in_range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--patience", options.patience,
-                 "stop after so many epochs without a better test accuracy, counted from where a run begins or "
-                 "goes on; 0: don't")
+                 "stop after this number of epochs without a better test accuracy, counted from the start or the "
+                 "resumption of the run; 0: never")
       ->transform(in_range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--workers", options.workers, "threads that prepare batches; 0: none")
       ->transform(in_range(0, 64))
       ->capture_default_str();
   app.add_option("--save", options.save, "checkpoint file, written after each epoch");
-  app.add_option("--save-every", options.save_every, "write it every so many steps, too")
+  app.add_option("--save-every", options.save_every, "also write the checkpoint file after every N steps")
       ->transform(in_range(ch::Index{0}));
   app.add_option("--resume", options.resume,
-                 "checkpoint file to go on from, saved under any policy; auto: that of --save, once it is there");
+                 "checkpoint file to continue from, saved under any policy; auto: the file of --save, if it exists");
   auto* const qat = app.add_flag("--qat", options.qat,
                                  "train with the rounding of 8-bit integers: toy, mlp or resnet18, under single, dp, "
                                  "ddp or fsdp");
   app.add_flag("--int8", options.int8,
-               "in the end make a model of integers, test it, and, with --save X.st, write it to X.int8.st")
+               "at the end make an integer model and test it; with --save X.st, write it to X.int8.st")
       ->needs(qat);
-  app.add_option("--load", options.load, "with --qat: file of a float model, as --save writes it, to begin with")
+  app.add_option("--load", options.load, "with --qat: begin with the float model in this file, which --save wrote")
       ->needs(qat);
   if (const auto status = parse(app, argc, argv, options)) return *status;
   if (options.qat) return train_quantized(argc, argv, options);

@@ -94,7 +94,7 @@ struct Gpt : ch::nn::Module {
 };
 
 constexpr const char* description =
-    R"(Trains a small GPT on the letters of a text, under any policy, and lets it write at the end.
+    R"(Trains a small GPT on the letters of a text, under any policy. At the end the model writes a text.
 
   train_gpt                                   sentences that the program makes up
   train_gpt --data FILE --epochs 3            any text file
@@ -114,16 +114,20 @@ int main(int argc, char** argv) {
   CLI::App app{description, "train_gpt"};
   add_options(app, options, {"fsdp", "tp", "pp", "mesh:PxDxT"});
   const auto sizes = in_range(1, 1 << 16);
-  app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
-  app.add_option("--window", size.window, "letters that the model sees")->transform(sizes)->capture_default_str();
+  app.add_option("--data", data, "a text file, or 'generated'")->capture_default_str();
+  app.add_option("--window", size.window, "letters in a sample")->transform(sizes)->capture_default_str();
   app.add_option("--width", size.width, "features of a letter")->transform(sizes)->capture_default_str();
-  app.add_option("--heads", size.heads, "of the attention; they divide the width")->transform(sizes)->capture_default_str();
-  app.add_option("--layers", size.layers, "blocks")->transform(sizes)->capture_default_str();
-  app.add_option("--dropout", size.dropout, "in [0, 1)")->transform(in_range(0.0, 0.99))->capture_default_str();
-  app.add_flag("--checkpoint", size.checkpoint, "compute what is in the blocks again in backward, to hold less memory");
-  app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
-  app.add_option("--letters", letters, "of the text at the end")->transform(in_range(0, 1 << 20))->capture_default_str();
-  app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
+  app.add_option("--heads", size.heads, "heads of the attention; they divide the width")
+      ->transform(sizes)
+      ->capture_default_str();
+  app.add_option("--layers", size.layers, "number of blocks")->transform(sizes)->capture_default_str();
+  app.add_option("--dropout", size.dropout, "probability of dropout, in [0, 1)")
+      ->transform(in_range(0.0, 0.99))
+      ->capture_default_str();
+  app.add_flag("--checkpoint", size.checkpoint, "compute the blocks again in backward, to use less memory");
+  app.add_option("--prompt", prompt, "beginning of the text")->capture_default_str();
+  app.add_option("--letters", letters, "length of the text")->transform(in_range(0, 1 << 20))->capture_default_str();
+  app.add_option("--temperature", temperature, "below 1: likely letters become likelier")
       ->transform(in_range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");

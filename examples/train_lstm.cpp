@@ -38,7 +38,7 @@ struct LanguageModel : ch::nn::Module {
 };
 
 constexpr const char* description =
-    R"(Trains an LSTM on the letters of a text, under any policy, and lets it write at the end.
+    R"(Trains an LSTM on the letters of a text, under any policy. At the end the model writes a text.
 
   train_lstm                                  sentences that the program makes up
   train_lstm --data FILE --epochs 3           any text file
@@ -56,15 +56,17 @@ int main(int argc, char** argv) {
   CLI::App app{description, "train_lstm"};
   add_options(app, options, {"fsdp"});
   const auto sizes = in_range(1, 1 << 16);
-  app.add_option("--data", data, "a text file; or 'generated'")->capture_default_str();
+  app.add_option("--data", data, "a text file, or 'generated'")->capture_default_str();
   app.add_option("--window", window, "letters in a sample")->transform(sizes)->capture_default_str();
   app.add_option("--embedding", size.embedding, "features of a letter")->transform(sizes)->capture_default_str();
   app.add_option("--hidden", size.hidden, "features of the state")->transform(sizes)->capture_default_str();
-  app.add_option("--layers", size.layers, "LSTM layers")->transform(in_range(1, 64))->capture_default_str();
-  app.add_option("--dropout", size.dropout, "in [0, 1)")->transform(in_range(0.0, 0.99))->capture_default_str();
-  app.add_option("--prompt", prompt, "what the text at the end begins with")->capture_default_str();
-  app.add_option("--letters", letters, "of the text at the end")->transform(in_range(0, 1 << 20))->capture_default_str();
-  app.add_option("--temperature", temperature, "below 1: the likeliest letters more often")
+  app.add_option("--layers", size.layers, "number of LSTM layers")->transform(in_range(1, 64))->capture_default_str();
+  app.add_option("--dropout", size.dropout, "probability of dropout, in [0, 1)")
+      ->transform(in_range(0.0, 0.99))
+      ->capture_default_str();
+  app.add_option("--prompt", prompt, "beginning of the text")->capture_default_str();
+  app.add_option("--letters", letters, "length of the text")->transform(in_range(0, 1 << 20))->capture_default_str();
+  app.add_option("--temperature", temperature, "below 1: likely letters become likelier")
       ->transform(in_range(0.01, 100.0))
       ->capture_default_str();
   app.add_option("--save", options.save, "file for the trained weights (safetensors)");

@@ -114,11 +114,13 @@ int main(int argc, char** argv) {
   add_options(app, options);
   // The generator's backward begins with gradients that are no batch's mean: canonical shares need one.
   for (const char* none : {"--epochs", "--schedule", "--clip", "--canonical-shares"}) app.remove_option(app.get_option(none));
-  app.add_option("--noise", noise, "numbers of which a point is made")->transform(in_range(1, 4096))->capture_default_str();
+  app.add_option("--noise", noise, "random numbers that the generator turns into a point")
+      ->transform(in_range(1, 4096))
+      ->capture_default_str();
   app.add_option("--width", width, "hidden features of both models")
       ->transform(in_range(1, 1 << 16))
       ->capture_default_str();
-  app.add_option("--critic-steps", critic_steps, "of the critic for each of the generator")
+  app.add_option("--critic-steps", critic_steps, "steps of the critic for each step of the generator")
       ->transform(in_range(1, 1000))
       ->capture_default_str();
   app.add_option("--penalty", penalty, "weight of the gradient penalty")->transform(in_range(0.0))->capture_default_str();

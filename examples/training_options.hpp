@@ -119,67 +119,72 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option("--policy", options.policy, CLI::detail::join(policies, ", "))
       ->check(policy_of(policies))
       ->capture_default_str();
-  app.add_option("--devices", options.devices,
-                 "devices; under policies of processes, processes (default: 1 for single, else 2)")
+  app.add_option(
+         "--devices", options.devices,
+         "number of devices; if the policy has a process per device, of processes (default: 1 for single, else 2)")
       ->transform(in_range(1, 64));
   app.add_option("--device", options.device,
-                 "which: 0,1 or cpu:0,1 or cuda:0,1, as many as are named; process r is on the r-th")
+                 "names of the devices: 0,1 or cpu:0,1 or cuda:0,1; process r computes on the r-th of them")
       ->check(device_list());
-  app.add_option("--batch", options.batch,
-                 "samples in a batch, over all devices; not only multiples of their number: shares may differ by one "
-                 "sample, and count by samples")
+  app.add_option(
+         "--batch", options.batch,
+         "samples in a batch, over all devices. Any number: the devices' shares differ by at most one sample, and "
+         "are weighted by their samples")
       ->transform(batch_size())
       ->capture_default_str();
-  app.add_option("--canonical-shares", options.canonical_shares,
-                 "cut each batch into so many shares, on any number of devices up to that, and add up over samples in "
-                 "one order: the same bits then, whatever the policy and the number of devices; not for local_sgd, nor "
-                 "fsdp (default: a share for each device, in whatever order is fast)")
+  app.add_option(
+         "--canonical-shares", options.canonical_shares,
+         "cut each batch into this number of shares, on any number of devices up to it, and sum over samples in "
+         "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or fsdp "
+         "(default: one share for each device, summed in the fastest order)")
       ->transform(in_range(1, chorus::most_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
       ->transform(in_range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--steps", options.steps, "stop after so many steps in all; 0: don't")
+  app.add_option("--steps", options.steps, "stop after this number of steps; 0: no limit")
       ->transform(in_range(chorus::Index{0}));
-  app.add_option("--seed", options.seed, "seed of everything random")
+  app.add_option("--seed", options.seed, "seed of all random numbers")
       ->transform(in_range(std::uint64_t{0}))
       ->capture_default_str();
   app.add_option("--optimizer", options.optimizer, "sgd or adam")
       ->check(CLI::IsMember({"sgd", "adam"}))
       ->capture_default_str();
   app.add_option("--lr", options.lr,
-                 "learning rate. It belongs to the batch: for one k times as large, k times the rate (Goyal et al. 2017)")
-      ->transform(in_range(0.0))->capture_default_str();
+                 "learning rate. A batch k times as large needs k times the rate (Goyal et al. 2017)")
+      ->transform(in_range(0.0))
+      ->capture_default_str();
   app.add_option("--momentum", options.momentum, "sgd's momentum")->transform(in_range(0.0))->capture_default_str();
   app.add_option("--weight-decay", options.weight_decay, "weight decay")->transform(in_range(0.0))->capture_default_str();
   app.add_option("--schedule", options.schedule, "none, step (a tenth after each third of the run) or cosine")
       ->check(CLI::IsMember({"none", "step", "cosine"}))
       ->capture_default_str();
-  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from nearly nothing; 0: none")
+  app.add_option("--warmup", options.warmup, "steps in which the learning rate rises from almost 0; 0: none")
       ->transform(in_range(0, 1 << 24))
       ->capture_default_str();
-  app.add_option("--clip", options.clip, "largest norm of the gradient; 0: any")
+  app.add_option("--clip", options.clip, "largest norm of the gradient; 0: no limit")
       ->transform(in_range(0.0))
       ->capture_default_str();
-  app.add_option("--metrics", options.metrics, "file for the run's numbers, as JSON lines");
-  app.add_option("--csv", options.csv, "file for its epochs, as a table");
-  app.add_option("--tensorboard", options.tensorboard, "folder for its curves: tensorboard --logdir FOLDER");
+  app.add_option("--metrics", options.metrics, "file for the run's metrics, as JSON lines");
+  app.add_option("--csv", options.csv, "file for the epochs' metrics, as a table");
+  app.add_option("--tensorboard", options.tensorboard, "folder for curves: tensorboard --logdir FOLDER");
   app.add_option("--timeout", options.timeout,
-                 "seconds that a process waits for another one (default: CHORUS_TIMEOUT, else 60)")
+                 "seconds that a process waits for another process (default: CHORUS_TIMEOUT, else 60)")
       ->transform(in_range(0.001, 1e6));
   app.add_option("--grace", options.grace,
-                 "seconds between a signal that ends the job, or a process' failure, and SIGKILL to the others "
-                 "(default: CHORUS_GRACE, else 3)")
+                 "seconds from a signal that ends the job, or from a process' failure, to SIGKILL for the other "
+                 "processes (default: CHORUS_GRACE, else 3)")
       ->transform(in_range(0.0, 3600.0));
   app.add_option("--all-reduce", options.all_reduce,
-                 "how processes add up their gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
+                 "algorithm that sums gradients under ddp (default: CHORUS_ALL_REDUCE, else auto: the fastest)")
       ->check(CLI::IsMember({"auto", "ring", "direct", "in_place", "hierarchical"}));
   app.add_option("--trace", options.trace,
-                 "file for what happens in a few steps: for chorus-page and https://ui.perfetto.dev");
-  app.add_option("--trace-steps", options.trace_steps, "which: FIRST:COUNT (default: 5:3)")->check(trace_steps());
-  app.add_flag("--trace-ring", options.trace_ring, "with each step of each collective: to see a ring turn");
+                 "file for a trace of a few steps, for chorus-page and https://ui.perfetto.dev");
+  app.add_option("--trace-steps", options.trace_steps, "the steps of the trace: FIRST:COUNT (default: 5:3)")
+      ->check(trace_steps());
+  app.add_flag("--trace-ring", options.trace_ring, "trace each step of each collective, for the page's ring player");
   app.add_flag("--advise", options.advise,
-               "what a trace of a few steps says of the run, and how it may get faster, printed at the end");
-  app.add_flag("--quiet", options.quiet, "no progress, no summary");
+               "trace a few steps, and print at the end what limits the run and what would make it faster");
+  app.add_flag("--quiet", options.quiet, "print no progress and no summary");
   app.footer(chorus::detail::launch_variables);
 }
 

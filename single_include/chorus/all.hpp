@@ -677,16 +677,17 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
+/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
+/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
+/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
+/// `connect`, or to a communicator's constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
+/// place to meet.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -695,19 +696,19 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and where these meet.
+/// How ranks find those of their color, and the meeting place of a group.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank says of itself.
+/// A rank's announcement of itself.
 struct SplitEntry {
   std::int64_t color, key;
   std::uint64_t machine;
 };
 
-/// Where the first rank of a group listens, or why it doesn't.
+/// The place where the first rank of a group listens, or the reason why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -781,59 +782,58 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+/// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
-/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
-/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
-/// CommError for a server that has gone, or that has had no room in time.
+/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
+/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
+/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
+/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
+/// gone, or that had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
   Store();
-  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
-  /// where something else answers there or the token is another one.
+  /// The store of the server at this address. Waits for it to start, at most `timeout`. Throws TimeoutError, and
+  /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-  /// rank 0 cannot listen there.
+  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
+  /// 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
-  /// That of a server in this process.
+  /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
-  /// it holds then; `expected` where there still is no such key.
+  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
+  /// value after that; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it was there.
+  /// Whether it existed.
   bool delete_key(std::string_view key);
-  /// Whether all are there now.
+  /// Whether all exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Until all are there.
+  /// Waits for all.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Keys in the whole store, those of other prefixes among them.
+  /// The number of keys in the whole store, also of other prefixes.
   std::int64_t num_keys();
-  /// Puts it after what the key holds, nothing where there is none.
+  /// Appends it to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and takes them at one moment.
+  /// Waits for all, and reads them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   /// Sets them at one moment.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// How long a call waits: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. Of this copy alone.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
-  /// meet.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore), so that independent users don't collide.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};
@@ -863,16 +863,16 @@ class Store {
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
-/// `StoreTable`: what a store holds, and what each request does to it.
+/// `StoreTable`: the content of a store, and the effect of each request.
 
 // <chorus/comm/store/store_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
-/// What a store and those who use it say to each other.
+/// The messages between a store and its users.
 ///
-/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
-/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+/// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
+/// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
+/// and after it each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -880,7 +880,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -931,8 +931,8 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong; of keys that are missing, their number and the first few.
+/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -954,7 +954,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first. What is large is not copied.
+/// False if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -978,7 +978,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing where it is garbled.
+/// The texts in a message's body; nothing if it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -996,15 +996,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+/// The memory of a message on its way in: its bytes, and the texts that are made of them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And that it takes then.
+/// And its memory then.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
-/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
+/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -1031,13 +1031,13 @@ inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadli
 
 namespace chorus::comm::detail {
 
-/// Keys and values; any thread may ask.
+/// Keys and values, for any thread.
 class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
-  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
+  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -1045,15 +1045,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
-    /// who asks is `gone`.
+    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
+    /// user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Gives back what is more than that.
+    /// Returns the room beyond that.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -1076,9 +1076,9 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
-  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
+  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
@@ -1125,9 +1125,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // than what is expected
+        const auto other = [&]() -> const std::string* {  // other than expected
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -1183,7 +1183,7 @@ class StoreTable {
     return reply;
   }
 
-  /// Waits until `ready`, which is so at `close`, too.
+  /// Waits until `ready`, which also holds at `close`.
   template <class Ready>
   void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
     while (!ready() && Clock::now() < deadline && !gone())
@@ -1237,7 +1237,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and after each its value: all of them or, with an error, none.
+  /// Keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
@@ -1284,14 +1284,14 @@ class StoreTable {
 
 namespace chorus::comm {
 
-/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
-/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+/// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
+/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
 class StoreServer {
  public:
   /// For users in this process alone: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
-  /// and where there is none though `listener` is not on loopback.
+  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and if there is none although `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -1299,7 +1299,7 @@ class StoreServer {
   }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  /// Ends all connections: those who wait get an error.
+  /// Ends all connections: waiting users get an error.
   ~StoreServer() {
     ending_.store(true);
     if (acceptor_.joinable()) acceptor_.join();
@@ -1317,7 +1317,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -1359,8 +1359,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
-  /// there can be no thread for it.
+  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
+  /// can be no thread for it.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -1395,9 +1395,9 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for what this user asks: it loses its connection, nobody else does.
+      // There is no memory for this user's request: it loses its connection, nobody else does.
     }
-    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
   }
 
@@ -1422,7 +1422,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has one for itself while it lasts.
+/// Connections to one server: each call has its own while it lasts.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -1452,7 +1452,8 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
   auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
@@ -1515,7 +1516,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   Socket first;
   std::string why = "no answer";
   while (
-      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
   }
@@ -1526,8 +1527,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
-/// again.
+/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -1547,7 +1547,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server says itself when a wait is over; it may be a little late.
+  // The server itself reports the end of a wait; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -1627,7 +1627,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // the others shall not wait for it
+    } catch (const Error& error) {  // so that the others do not wait for it
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -1656,16 +1656,16 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -1698,13 +1698,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -1713,7 +1713,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` as far as the file goes; returns the number of bytes.
+  /// Fills `to` up to the end of the file; returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> to);
 
  private:
@@ -1730,7 +1730,7 @@ class InputFile {
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path where it can't be read.
+/// All of a file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -1751,11 +1751,11 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of the tokens that follow each
-/// in it; in a batch both are [samples, window].
+/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// batch both are [samples, window].
 class TokenWindows {
  public:
-  /// Throws UsageError where the window is below 1.
+  /// Throws UsageError if the window is below 1.
   TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
     check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
   }
@@ -1780,12 +1780,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
-  /// What an empty value is as a number; without one it is an error.
+  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
+  /// The number for an empty value. Without it an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table that read_csv has read: as many values in each row.
+/// A table from read_csv: each row has the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -1793,8 +1793,8 @@ class CsvTable {
   Index rows() const { return static_cast<Index>(lines_.size()); }
   const std::vector<std::string>& names() const { return names_; }
 
-  /// Columns as numbers: [rows, columns]. Throws UsageError for a column that is not there, and FileError with the
-  /// line for a value that is no number of type T.
+  /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
+  /// value that is no number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -1809,7 +1809,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as it stands. Throws UsageError where it is not there.
+  /// A column as texts. Throws UsageError if it is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -1867,7 +1867,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may go over several.
+  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -1906,11 +1906,11 @@ class CsvTable {
   std::string path_;
   CsvOptions options_;
   std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // in which each row begins
+  std::vector<Index> lines_;                 // the line in which each row begins
 };
 
 /// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError, with the line, where a row has another number of values than the first, or a quote has no end.
+/// FileError with the line if a row has another number of values than the first, or a quote has no end.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data
@@ -1919,13 +1919,13 @@ inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}
 // <chorus/data/datasets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
-/// Datasets of what is in memory, and parts and unions of datasets.
+/// Datasets in memory, and parts and unions of datasets.
 
 namespace chorus::data {
 
 namespace detail {
 
-/// A dataset that was given as a name, which then must live on, or as a temporary, which is kept.
+/// A dataset with a name, which must live on, or a temporary, which is kept.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -1945,12 +1945,12 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, as PyTorch's TensorDataset: sample i is the tuple of what each has at i along its first axis, a
-/// tensor of one axis less, or a number.
+/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
+/// a tensor of one axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
-  /// Throws ShapeError where the tensors' first axes differ.
+  /// Throws ShapeError if the tensors' first axes differ.
   explicit TensorDataset(Xs... tensors) : tensors_(std::move(tensors)...), size_(std::get<0>(tensors_).size(0)) {
     static_assert(((Xs::rank > 0) && ...), "TensorDataset: samples lie along the first axis");
     const auto same = [&](const auto& x) {
@@ -1989,7 +1989,7 @@ class VectorDataset {
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError where an index is none of the dataset's.
+  /// Throws UsageError if an index is none of the dataset's.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -2030,7 +2030,7 @@ Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError where images have
+  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
   /// several shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
@@ -2059,7 +2059,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// The first one's, for all.
+  /// That of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -2096,7 +2096,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths, or, where these are fractions that add up to 1, for their parts of `size`.
+/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -2126,9 +2126,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Parts of a dataset that have no sample in common, drawn at random: `random_split(all, {0.8, 0.2}, run.seed())`, or
-/// with numbers of samples, `{800, 200}`. The same for one seed, on all ranks and under every policy. Throws UsageError
-/// where the lengths don't add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
+/// add up. A dataset with a name must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {
@@ -2157,7 +2157,7 @@ requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib where the build has it.
+/// Files compressed with gzip, through zlib if the build has it.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -2167,8 +2167,8 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
+/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
+/// arrived, not with the number in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
@@ -2180,7 +2180,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+/// Decompresses a file in order. It never makes more bytes than the caller asks for.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -2193,10 +2193,10 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
   /// short.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
@@ -2214,7 +2214,7 @@ class GzipFile {
     return done;
   }
 
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  /// True if the file has nothing but the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -2237,7 +2237,7 @@ class GzipFile {
 
 #else
 
-/// Stands in where the build has no zlib: throws FileError.
+/// For builds without zlib: throws FileError.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) {
@@ -2269,7 +2269,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit; a compressed one only sets a limit, and its end is looked at after
+// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -2277,7 +2277,7 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there.
+/// Reads `count` values, or fewer at the end of the file.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
@@ -2310,7 +2310,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // Above 2^32 values no file fits, and a product of two 32-bit factors can't wrap.
+    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -2326,9 +2326,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
-/// what its header says.
+/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
+/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
+/// in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -2340,12 +2340,12 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
-/// Opens a folder of images, whichever of the known datasets it holds.
+/// Opens a folder of images of any known dataset.
 
 namespace chorus::data {
 
-/// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
-/// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
+/// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
+/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
@@ -2364,24 +2364,24 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 // <chorus/data/weighted_sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
-/// A sampler that draws samples by weights: rare classes more often, say.
+/// A sampler that draws samples by weights, for example rare classes more often.
 
 namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
+  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
   bool replacement = true;  ///< a sample may come several times in an epoch
 };
 
-/// An epoch of samples drawn with probabilities that are proportional to `weights`, as PyTorch's
-/// WeightedRandomSampler: `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`.
-/// The order depends on seed, epoch and weights alone, and is shared out as the other sampler's order would be: any
-/// number of ranks under any policy sees the same global batches, provided that all have the same weights.
+/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
+/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
+/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
+/// same global batches if all have the same weights.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other ones, or where fewer than num_samples are
-  /// above 0 and none may come twice.
+  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// above 0 and no sample may repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
@@ -2452,20 +2452,20 @@ class WeightedRandomSampler : public Sampler {
 // <chorus/io/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
-/// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
+/// Checkpoints: a model's file with everything that an undisturbed continuation of training needs.
 
 #include <set>
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -2475,7 +2475,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -2515,7 +2515,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -2545,8 +2545,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -2567,7 +2567,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -2578,7 +2578,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -2606,13 +2606,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -2635,11 +2635,11 @@ void check_data_hash(const Reader& file) {
 // <chorus/io/converted_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
-/// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
+/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
 
 namespace chorus::io::detail {
 
-/// The tensors' type of that name, if they have it.
+/// The tensor type of that name, if there is one.
 constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
   for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i)
     if (file_dtype(static_cast<DType>(i)) == type) return static_cast<DType>(i);
@@ -2648,14 +2648,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point ones from floating-point ones, integers
-/// and bools from integers and bools.
+/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
+/// integers and bools from integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with that of the types T that has the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -2672,8 +2672,8 @@ void with_integer(DType type, const Visit& visit) {
 }
 
 /// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both are convertible. Throws FileError, whose message begins with `who`, where a number is beyond what `to`
-/// holds.
+/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
+/// range of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -2702,7 +2702,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so beyond all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });
@@ -2724,46 +2724,46 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
 // <chorus/io/file_names.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
-/// What the tensors of a file are called in a model, and which of them fill which of the model's.
+/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
 
 // <chorus/io/load_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
-/// What `load` may be told, and what it answers.
+/// The options of `load`, and its report.
 
 namespace chorus::io {
 
-/// Turns a name in the file into the model's; an empty answer leaves the tensor out.
+/// Turns a name in the file into the model's; an empty result skips the tensor.
 using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have all of the model's tensors, of the same shapes, and no others. Without, `load` fills
-  /// what fits, leaves the rest of the model as it is, and says in its report what didn't fit.
+  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
-  /// Is asked for each tensor of the file, before names of PyTorch's wrappers are looked for. See without_prefix,
+  /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
   /// with_prefix and only_prefix.
   Rename rename = {};
 };
 
-/// How the file and the model differed. In a text: `cat(report)`.
+/// The differences of file and model. As text: `cat(report)`.
 struct LoadReport {
   struct Mismatch {
-    std::string name;  ///< the model's
+    std::string name;  ///< the model's name
     DType expected{};
     std::vector<Index> expected_shape;
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that the file has not: they stay as they are
-  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that the model has not
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
   std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
-/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])", of what there is.
+/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])"; only the parts that exist.
 inline void append(std::string& out, const LoadReport& report) {
   std::string_view before_list;
   const auto list = [&](std::string_view what, const auto& items, const auto& text_of) {
@@ -2781,23 +2781,23 @@ inline void append(std::string& out, const LoadReport& report) {
   });
 }
 
-/// For LoadOptions: takes `prefix` from the names that begin with it. `without_prefix("model.")` makes `fc1.weight` of
-/// `model.fc1.weight`.
+/// For LoadOptions: removes `prefix` from the names that begin with it. `without_prefix("model.")` turns
+/// `model.fc1.weight` into `fc1.weight`.
 inline Rename without_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
   };
 }
 
-/// For LoadOptions: the same, and leaves out all tensors whose names don't begin so: to fill a part of a model from a
-/// file of the whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
+/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names: a file of a part fills the part of a whole.
+/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
@@ -2808,40 +2808,40 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -2861,14 +2861,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -2878,7 +2878,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -2901,8 +2901,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -2913,7 +2913,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -2944,14 +2944,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -2964,9 +2964,9 @@ void say_changed(nn::Module& model) {
 // <chorus/io/safetensors_reader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
-/// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
-/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
-/// as they are.
+/// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
+/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
+/// are kept.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -2979,21 +2979,21 @@ void say_changed(nn::Module& model) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -3003,8 +3003,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -3022,7 +3022,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -3038,7 +3038,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -3047,7 +3047,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -3084,15 +3084,15 @@ class RegularFile {
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
-/// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
-/// byte of such a file is interpreted beyond that: a pickle could make a program run code.
+/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
+/// of such a file is interpreted: a pickle could make a program run code.
 
 namespace chorus::io::detail {
 
-/// So many first bytes are enough.
+/// This number of first bytes is enough.
 inline constexpr std::size_t foreign_bytes = 4096;
 
-/// "it is ...: ...", or "" where nothing is known of such a file. `begin`: its first bytes, up to `foreign_bytes`.
+/// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
 [[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
@@ -3182,7 +3182,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message of a reader of NumPy's files about one that it refuses.
+/// The end of a message about a refused file, for readers of NumPy's files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
   // The size of the header in 8 bytes, few of them used, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
@@ -3197,8 +3197,8 @@ inline constexpr std::size_t foreign_bytes = 4096;
 // <chorus/io/safetensors_header.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
-/// Parses the JSON header of a safetensors file. Stricter than the reference reader: no name, metadata key or field
-/// twice, no unknown fields, no control characters in names. The format:
+/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated name, metadata
+/// key or field, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
 #include <nlohmann/json.hpp>
@@ -3212,8 +3212,8 @@ struct SafetensorsHeader {
 
 namespace detail {
 
-/// Takes the events of nlohmann's parser: unlike a parsed document, they show duplicates, and nothing deeper than the
-/// format allows is ever stored. Every event that doesn't fit throws FileError.
+/// Takes the events of nlohmann's parser. Unlike a parsed document they show duplicates, and nothing is stored that is
+/// deeper than the format allows. Every event that doesn't fit throws FileError.
 class SafetensorsHeaderEvents {
  public:
   using json = nlohmann::json;
@@ -3380,8 +3380,7 @@ class SafetensorsHeaderEvents {
   bool has_metadata_ = false;
 };
 
-/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name comes
-/// twice.
+/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name repeats.
 inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
@@ -3403,8 +3402,8 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
 }  // namespace detail
 
-/// Parses and checks a header. `data_bytes`: what the file holds after it. `path`: how messages begin.
-/// Throws FileError.
+/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: how messages begin. Throws
+/// FileError.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view path, const ReaderLimits& limits) {
   // The parser would skip a byte order mark, and take a zero byte for the end of its input.
@@ -3425,18 +3424,18 @@ namespace chorus::io {
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
 
-/// An open safetensors file: the list of its tensors, and their bytes on demand. It may be read from several threads. A
-/// file that is replaced by `write_safetensors` while it is open stays readable as it was.
+/// An open safetensors file: the list of its tensors, and their bytes on demand. Several threads may read it. If
+/// `write_safetensors` replaces an open file, the old content stays readable.
 class SafetensorsReader {
  public:
-  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
-  /// read, breaks a rule of the format, or is above a limit.
+  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, if it is missing, can't be read,
+  /// breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
       : path_(path), loading_(cat("loading ", printable(path, 4096))), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
-  /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -3458,7 +3457,7 @@ class SafetensorsReader {
     return at != by_name_.end() && (*at)->name == name ? *at : nullptr;
   }
 
-  /// The tensor of that name; throws FileError where there is none.
+  /// The tensor of that name; throws FileError if there is none.
   const TensorEntry& at(std::string_view name) const {
     const TensorEntry* entry = find(name);
     check<FileError>(entry != nullptr, loading_, ": no tensor ", Quoted{name}, " among the ", entries().size(),
@@ -3466,14 +3465,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
-  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
+  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies as many bytes as `to` has from byte `begin` of a tensor on. Throws UsageError where it has not so many.
+  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -3482,8 +3481,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// Of the data of all tensors, which lie one after the other: how many bytes, and those from `begin` on. Throws
-  /// UsageError beyond them, and FileError as the others.
+  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
+  /// Throws UsageError beyond them, and FileError like the others.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -3520,7 +3519,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// What the file is instead of a safetensors file, if that is known.
+  /// The file's real format if it is no safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -3547,8 +3546,8 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool
-/// may do anything.
+/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
+/// has undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
@@ -3565,7 +3564,8 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of a file into the model's: by the user's function, then without what PyTorch's wrappers put in.
+/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
+/// wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -3573,7 +3573,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // DataParallel's and DistributedDataParallel's word may be a model's own, too: it has to stand before all names.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
+    // it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -3581,7 +3582,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" where it is to be left out.
+  /// The model's name for it; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -3595,7 +3596,8 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model calls a member so: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed do.
+    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
       for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
@@ -3611,15 +3613,15 @@ class FileNames {
   int wrappers_ = 0;
 };
 
-/// The tensors of a file by the names that the model has for them.
+/// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError where two tensors get one name.
+  /// Throws FileError if two tensors get one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
       const auto name = model_name(entry.name);
-      if (name.empty() && !entry.name.empty()) continue;  // left out
+      if (name.empty() && !entry.name.empty()) continue;  // skipped
       if (!model.contains(name)) {
         unexpected_.push_back({name, entry.name});
         continue;
@@ -3629,7 +3631,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the one that is there.
+    // Python's save_model writes tied tensors once, and notes their other names with the written one.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -3643,7 +3645,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// Those that the model has not.
+  /// The tensors that the model has not.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:
@@ -3657,32 +3659,32 @@ class FileTensors {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and hear of what fails on any of them.
+/// How several ranks write a file together, and learn of a failure on any of them.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
+/// format: https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -3692,14 +3694,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -3711,17 +3713,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -3732,8 +3734,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -3742,14 +3744,14 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 #include <sys/file.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -3766,7 +3768,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -3832,7 +3834,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -3891,8 +3893,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -3955,16 +3957,16 @@ struct TensorView {
 
 namespace detail {
 
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
+/// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
+/// reader would refuse the file.
 std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
+/// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
+/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -3973,7 +3975,7 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// How a file is laid out as the reference writer does.
+/// The layout of a file, as the reference writer makes it.
 
 namespace chorus::io::detail {
 
@@ -4062,15 +4064,15 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+/// A safetensors file that several ranks write together: each writes its parts of tensors.
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
-/// nothing is left of the file.
+/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
+/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
+/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
+/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
+/// removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -4095,7 +4097,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
 /// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
 /// the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
@@ -4122,18 +4124,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
     TensorView view;            ///< of the whole tensor; without numbers
-    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+    const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
-  /// all of them, where shapes differ.
+  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
+  /// all of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -4162,7 +4164,7 @@ class TensorsOfAll {
       if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
 
-  /// Orders the tensors as the file does, and returns its header.
+  /// Sorts the tensors in the file's order, and returns its header.
   std::string sort(const std::string& path, const Metadata& metadata) {
     std::vector<const TensorView*> order;
     for (const Item& item : items_) order.push_back(&item.view);
@@ -4191,7 +4193,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -4226,7 +4228,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -4253,7 +4255,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // where others send, they go on
+    std::string error;  // if others send, they continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -4308,16 +4310,16 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all names that it has there, and what it takes.
+/// A tensor of a model: all its names there, and the numbers that it needs.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// Which tensors of a file fill a model, and what doesn't fit.
+/// The file's tensors that fill a model, and the ones that don't fit.
 struct LoadPlan {
-  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination, to which all of them are to be equal
+  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
@@ -4326,7 +4328,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
 
-/// What a user may have meant where names or shapes don't fit.
+/// Advice if names or shapes don't fit.
 [[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
                                            const FileTensors& tensors) {
   std::string hints;
@@ -4338,7 +4340,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
     hints += cat("; {.rename = io::", what, "} makes ", fitting, fitting == 1 ? " name fit" : " names fit");
   };
   for (const auto& [name, in_file] : tensors.unexpected()) {
-    // "model.fc.weight" for "fc.weight", or the other way round?
+    // Whether one is "model.fc.weight" and the other "fc.weight".
     if (const auto dot = name.find('.'); dot != name.npos)
       for (auto end = dot + 1; end != 0 && end < name.size(); end = name.find('.', end) + 1)
         if (missing.contains(name.substr(end))) {
@@ -4392,7 +4394,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches: as there, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -4415,8 +4417,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The numbers of the file for a destination. Throws FileError where one can't be had in its type, and where tensors of
-/// the file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
+/// file that are one in the model have different numbers.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -4445,7 +4447,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, whole also where this rank has a part.
+/// All tensors of a model, in full even if this rank has a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -4475,7 +4477,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Of a policy whose ranks have parts of the model each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -4506,20 +4508,20 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// ones of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there: also one
-/// whose batch norm counted no batches (the layer keeps its own count), and with one name for tied tensors, as
-/// safetensors' `save_model` writes it, or all. Names that PyTorch's wrappers have made are those of what was wrapped:
-/// `module.` (DataParallel, DistributedDataParallel) before all names, and anywhere `_orig_mod.` (torch.compile),
+/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
+/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
+/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
+/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
+/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 /// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
 ///
-/// Returns what didn't fit: nothing, unless `options.strict` is false. Throws FileError, and changes nothing, where the
-/// file is damaged or of another format; where its names, shapes or kinds of numbers are not the model's (one message
-/// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
-/// model's type; and where tensors that are one in the model have different numbers in the file.
+/// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
+/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
+/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
+/// type; and if tensors that are one in the model have different numbers in the file.
 ///
-/// Copies on other devices, and in 16 bits, follow. Of a policy it takes the net, under every one, and all ranks call
-/// it: each reads the file, and where it has parts of the model it takes these. FileError on all ranks, then, where one
-/// of them fails.
+/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
@@ -4543,16 +4545,16 @@ LoadReport load(Model& model, const std::string& path) {
 // <chorus/io/ranks_own.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
 #define CHORUS_SINGLE_CHORUS_IO_RANKS_OWN_HPP
-/// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+/// Each rank's own state in a checkpoint: rank 0's tensors have plain names, those of the other ranks a prefix.
 
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers are written to a file.
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, brought to the host.
+/// Tensors on their way to a file, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -4617,19 +4619,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file is a communication hook's or another rank's than 0.
+/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// What `name` is called of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -4638,7 +4640,7 @@ auto numbers_of(const X& x) {
     return std::array<double, 0>{};
 }
 
-/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
+/// The places of the state of `x`: its tensors, or `numbers`, which are copied from it and back.
 template <Device D, class X, std::size_t N>
 std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   std::vector<TensorPlace<D>> places;
@@ -4671,7 +4673,7 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
-/// A number that files with different contents hardly share.
+/// A number that differs for files with different contents, almost surely.
 [[gnu::cold]] inline std::size_t fingerprint(const SafetensorsReader& file) {
   std::size_t all = 0;
   const auto add = [&](std::string_view text) { all = all * 31 + std::hash<std::string_view>()(text); };
@@ -4685,12 +4687,12 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   return all;
 }
 
-/// What a rank says of its file before it loads it.
+/// A rank's report about its file before it loads it.
 struct Opened {
   std::int64_t found = 0, step = 0, fingerprint = 0, seed = 0;  // the seed is the net's
 };
 
-/// Throws FileError where a rank, but not each, has no file, or one with other contents than rank 0.
+/// Throws FileError if some ranks, but not all, have no file, or if a rank's file has other contents than rank 0's.
 [[gnu::cold]] inline void check_same_file(const std::string& path, const std::vector<Opened>& ranks,
                                           const std::string& why_not) {
   std::string without;
@@ -4706,7 +4708,7 @@ struct Opened {
                      ranks[0].step, ": all ranks have to read the same");
 }
 
-/// A number in the file's metadata, from 0 to `most`. Throws FileError where there is none.
+/// A number in the file's metadata, from 0 to `most`. Throws FileError if there is none.
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
@@ -4732,7 +4734,7 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError where the net adds up over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // that of a run without any has not
@@ -4743,7 +4745,8 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
                     "alone, for a new run");
 }
 
-/// Compares the file's checksum; ranks share the work, and all throw FileError where one can't read, or it differs.
+/// Compares the file's checksum; ranks share the work. All throw FileError if one can't read, or if the checksum
+/// differs.
 template <class Net>
 void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -4764,8 +4767,8 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
-/// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
+/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
+/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
 /// canonical shares, than the file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
@@ -4805,7 +4808,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
+/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -4819,7 +4822,7 @@ template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: where other ranks are in another one, that is found out here.
+  // No other call has this form: if other ranks are in another call, it is found out here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -4847,8 +4850,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
-/// Returns whether this is the rank that writes. All ranks call it.
+/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
@@ -4874,8 +4877,8 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
   return net.communicator().rank() == 0;
 }
 
-/// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
-/// `each_its_own`, else the mean of all.
+/// If ranks had their own tensors: takes this rank's, if the number of ranks is the same and `each_its_own`, otherwise
+/// the mean of all.
 template <Device D, class Net>
 void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [[maybe_unused]] Net& net,
                         [[maybe_unused]] bool each_its_own) {
@@ -4891,18 +4894,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// What a hook or the net itself remembers, on its way from a file; nothing where none does.
+/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds to `wanted` what the file has of it.
+  /// Adds the file's tensors of it to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // Of a parameter that is frozen now the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -4926,7 +4929,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// After the order of parameters.
+  /// In the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
@@ -4948,16 +4951,16 @@ class HookReading {
 
 namespace chorus::io {
 
-/// How far a run has come.
+/// The progress of a run.
 struct TrainingPosition {
-  std::int64_t epoch = 0;  ///< epochs that are complete
-  std::int64_t batch = 0;  ///< batches of the next one that are done
+  std::int64_t epoch = 0;  ///< complete epochs
+  std::int64_t batch = 0;  ///< complete batches of the next epoch
   std::int64_t step = 0;   ///< optimizer steps in all
 };
 
 namespace detail {
 
-/// Names, one a line, as they are in the file's metadata.
+/// Names, one a line, as in the file's metadata.
 inline std::string lines_of(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += name + "\n";
@@ -4977,8 +4980,8 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
-/// taken from them and given back.
+/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
   auto all = [&] {
@@ -4995,7 +4998,7 @@ std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept
   return all;
 }
 
-/// Reads what is here of a tensor.
+/// Reads this process's part of a tensor.
 template <Device D>
 std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry& entry, const TensorPlace<D>& place) {
   std::vector<std::byte> numbers(place.bytes());
@@ -5005,7 +5008,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which they have different tensors, each once.
+/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -5019,7 +5022,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError where a number that the host counts with is none that it can have kept.
+/// Throws FileError if a number that the host counts with is impossible.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -5041,7 +5044,7 @@ void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std:
   (ask.template operator()<Kept>(), ...);
 }
 
-/// An optimizer's learning rate, as what goes on from step to step.
+/// An optimizer's learning rate, as state that is kept from step to step.
 class KeptRate {
  public:
   explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
@@ -5054,8 +5057,8 @@ class KeptRate {
   optim::HasLearningRate& optimizer_;
 };
 
-/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
-/// twice, and where there are none, for a model that `has_parameters`.
+/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError if a name repeats, or
+/// if there are none for a model that `has_parameters`.
 inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file, bool has_parameters) {
   auto order = lines_in(file, "training/parameter_order");
   check<FileError>(!order.empty() || !has_parameters || !file.metadata().contains("training/parameter_order"),
@@ -5068,7 +5071,7 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
   return order;
 }
 
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+/// Replaces `numbers` by the mean of themselves and the numbers of the file's other tensors.
 template <class T, Device D>
 void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std::span<std::byte> numbers) {
   const auto view = [](std::span<std::byte> bytes) {
@@ -5084,9 +5087,9 @@ void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std:
     mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
 }
 
-/// Checks that the file has these tensors, and no others but those that `expected(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
+/// Checks that the file has exactly these tensors, and others only if `expected(name)` allows them; then reads them
+/// all. Throws FileError with every missing, unexpected and mismatched name, and the exceptions of `judge(wanted,
+/// bytes)` about a tensor's numbers, before anything is changed.
 template <Device D, class Expected, class Judge>
 void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& wanted, const Expected& expected,
               const Judge& judge) {
@@ -5121,26 +5124,27 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; else rank 0 alone, but for a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
-/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the
-/// sharded form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
-/// ReduceOnPlateau do; at most one of each.
-/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
+/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
+/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
+/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
+/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
+/// ParameterAverage and ReduceOnPlateau; at most one of each.
+/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
+/// `canonical_shares`.
 ///
-/// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
-/// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
-/// ParameterServer the server's. Where the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
+/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
+/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
+/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
+/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
 /// which `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError where all ranks should call it and don't.
+/// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -5182,21 +5186,20 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
   }
 }
 
-/// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
-/// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
-/// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
-/// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
-/// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
-/// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
-/// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
-/// where the net has another seed than the run had, or other `canonical_shares`; and CommError where all ranks should
-/// call it and don't.
+/// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
+/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
+/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
+/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
+/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
+/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
+/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
+/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
 ///
-/// With as many `canonical_shares` as the run had, its bits don't depend on the policy and the number of devices, nor
-/// does the order matter in which parameters lie in memory. A net with another number of shares, or with none where the
-/// run had some, and the other way round, would end with the bits of neither run: it is refused. A file that doesn't
-/// say a number, as all of earlier versions, is one of a run without shares. `io::load` asks for no number: weights
-/// alone, where a new run begins with them, go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
+/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
+/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
+/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
+/// go from any net to any other.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -5268,7 +5271,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// What NumPy calls a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -5386,7 +5389,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError where they break the format.
+/// The array in the bytes of a .npy file. Throws FileError if they break the format.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -5417,7 +5420,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError where it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -5435,7 +5438,7 @@ Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   return array.fortran_order ? contiguous(out.permute(backwards)) : out;
 }
 
-/// All that stands before an array's numbers.
+/// All bytes before an array's numbers.
 inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
   check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
   std::string text =
@@ -5462,8 +5465,8 @@ inline std::vector<std::byte> read_whole(const std::string& path) {
 
 }  // namespace detail
 
-/// Reads an array that `numpy.save` wrote, in either memory order. Throws FileError where the file is damaged, holds
-/// what tensors cannot (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+/// Reads an array of `numpy.save`, in either memory order. Throws FileError if the file is damaged, holds values that
+/// tensors cannot hold (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   const auto bytes = detail::read_whole(path);
@@ -5496,13 +5499,13 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 
 namespace chorus::io {
 
-/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read when it is
-/// asked for, and of its class. Classes are the folder's subfolders, numbered in the order of their names, as in
-/// torchvision's ImageFolder; without subfolders all are of class 0.
+/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read on demand,
+/// and its class. Classes are the folder's subfolders, numbered in the order of their names, as in torchvision's
+/// ImageFolder; without subfolders all samples are of class 0.
 template <Scalar T, int Rank>
 class NpyFolder {
  public:
-  /// Throws FileError where the folder can't be read, has no such file, or has files beside subfolders with files.
+  /// Throws FileError if the folder can't be read, has no such file, or has files beside subfolders with files.
   explicit NpyFolder(const std::string& folder) {
     data::require_folder("NpyFolder", folder);
     std::vector<std::string> subfolders;
@@ -5522,9 +5525,9 @@ class NpyFolder {
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none where the files lie in the folder.
+  /// Names of the subfolders; none if the files lie in the folder itself.
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError where the file is no array of T with that many axes.
+  /// Throws FileError if the file is no array of T with that number of axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
     data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
@@ -5611,7 +5614,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, which stands at its end. Throws FileError.
+/// The archive's own list of its files, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -5625,7 +5628,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, where needed, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -5639,7 +5642,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit stand in a field of their own, in this order.
+    // Sizes that don't fit have a field of their own, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -5672,7 +5675,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one.
+    // Deflate makes at most 1032 bytes of one byte.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -5703,10 +5706,10 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
 
 }  // namespace detail
 
-/// An open .npz file. Nothing is unpacked until it is asked for.
+/// An open .npz file. Arrays are unpacked on demand.
 class NpzReader {
  public:
-  /// Throws FileError where the file can't be read or is no archive.
+  /// Throws FileError if the file can't be read or is no archive.
   explicit NpzReader(const std::string& path)
       : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
   NpzReader(const NpzReader&) = delete;
@@ -5720,7 +5723,7 @@ class NpzReader {
     return out;
   }
 
-  /// The array of that name. Throws FileError where there is none, and as load_npy does.
+  /// The array of that name. Throws FileError if it is missing, and as load_npy does.
   template <Scalar T, int Rank>
   Tensor<T, Rank, Cpu> read(const std::string& name) const {
     const auto found = entries_.find(name + ".npy");
@@ -5737,10 +5740,10 @@ class NpzReader {
   std::map<std::string, detail::ZipEntry> entries_;
 };
 
-/// Collects arrays, then writes them as `numpy.savez` does, uncompressed.
+/// Collects arrays, then writes them like `numpy.savez`, uncompressed.
 class NpzWriter {
  public:
-  /// Throws UsageError for a name that is empty or comes twice, for bf16, and where the file would exceed 4 GiB.
+  /// Throws UsageError for a name that is empty or repeats, for bf16, and if the file would exceed 4 GiB.
   template <Scalar T, int Rank, Device D>
   void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
     check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
@@ -5778,7 +5781,8 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // What the directory and the array's own header share: version, flags (names in UTF-8), stored, 1980-01-01, sizes.
+  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
            number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
@@ -5815,7 +5819,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-/// That of a policy's model, the same on all ranks, which all call it; also where each has parts of it.
+/// The fingerprint of a policy's model, the same on all ranks, also if each has parts of it. All ranks call it.
 template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
@@ -5847,12 +5851,12 @@ std::string parameters_sha256(Net& net) {
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-/// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
-/// where it is not contiguous.
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
+/// it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
@@ -5861,8 +5865,8 @@ TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
           std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
 }
 
-/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes,
-/// or a BOOL is neither 0 nor 1.
+/// The tensor of that name. Throws FileError if it is missing, if it has another dtype or number of axes, or if a BOOL
+/// is neither 0 nor 1.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
   const TensorEntry& entry = file.at(name);
@@ -6515,27 +6519,27 @@ namespace chorus::kernels {
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// What scores are multiplied by.
+  /// The factor of scores.
   double scale;
   /// Query i sees keys 0 to i only.
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  /// Distance of the matrices in an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; gradients lie as what they are the gradients by.
+/// Of q, k, v and y; each gradient has the layout of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
@@ -6551,31 +6555,31 @@ struct AttentionPitches {
   }
 };
 
-/// Which gradients are added to what is there; the others overwrite it.
+/// The gradients that are added to old values; the others overwrite them.
 struct AttentionAdds {
   bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
-/// too.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to what is there. Any may be null.
+/// The gradients by q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
-/// cores, but without the scores in memory. Another number may be put in its place at any time.
+/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
+/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
+/// at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether so many scores of type T are to go by blocks.
+/// Whether that number of scores of type T goes by blocks.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -6600,12 +6604,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// How many of the block's keys query `i` of it sees.
+/// The number of the block's keys that its query `i` sees.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -6624,8 +6628,8 @@ void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T*
   }
 }
 
-/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
-/// would give to the elements of [samples, heads, queries, keys].
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
 template <class T>
 void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
   const std::uint32_t threshold = dropout_threshold(s.dropout);
@@ -6790,27 +6794,27 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
-/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
-/// well, which are not used: nothing without a GPU says whether it would take one.
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
+/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
+/// used: without a GPU nothing tells whether it would accept one.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+/// Products of tiles in a block's shared memory, the parts of attention by blocks.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// How much of a sum is in shared memory at once.
+/// The part of a sum that is in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads stand in a square.
+/// Threads form a square.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are a number longer than they have to be, so that a column lies in all banks.
+/// Rows are one number longer than necessary, so that a column lies in all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
@@ -6859,7 +6863,7 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, but for its results.
+/// The arrays of one attention, without its results.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
@@ -6896,7 +6900,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
@@ -6918,7 +6922,7 @@ __device__ void attention_scores(TileMemory<compute_type<T>>& m, const Attention
   });
 }
 
-/// What dropout multiplies a weight by.
+/// Dropout's factor of a weight.
 template <class C>
 __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
   if (s.dropout == 0) return C(1);
@@ -6932,7 +6936,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
+/// 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -6993,8 +6998,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
-/// to what is there.
+/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
+/// old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -7104,7 +7109,7 @@ struct AttentionDots {
   }
 };
 
-/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -7120,7 +7125,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -7136,7 +7141,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// Gradients are added to what is there where `adds` says so.
+/// With `adds` gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -7174,14 +7179,14 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and that its owner may give up before the last replay.
+/// Memory that a captured step reads, and whose owner may release it before the last replay.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the captured graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -10019,7 +10024,7 @@ class TransformerDecoderLayer : public Module {
 // <chorus/kernels/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
-/// Cross entropy over classes of which this rank has some, in steps between which ranks add up.
+/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
 
 // <chorus/kernels/cpu/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
@@ -10029,16 +10034,16 @@ class TransformerDecoderLayer : public Module {
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
-/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
+/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
-/// the alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
+/// for any alignment.
 
-// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -10049,7 +10054,7 @@ class TransformerDecoderLayer : public Module {
 
 namespace chorus::kernels {
 
-/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+/// The widest register of this build for `T`; `T` itself if Eigen does not vectorise.
 template <class T>
 using Packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -10105,7 +10110,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: stores with a mask take dozens of cycles on some processors.
+// In halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -10156,7 +10161,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to what is there.
+/// Writes the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -10185,8 +10190,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
-/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
+/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -10218,7 +10223,7 @@ Packet<T> load(const T* from, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+/// is faster if it holds its inputs by value: references are read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -10233,14 +10238,14 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -10261,7 +10266,7 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
 /// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
@@ -10318,7 +10323,7 @@ struct Row {
   Index result;  ///< of the line's place in [outer, inner]
   Index length;
 
-  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
@@ -10346,7 +10351,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -10382,8 +10387,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
-/// from `first` (of inner) on.
+/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
+/// `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -10419,12 +10424,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+/// The common part of losses by labels: checked labels, and summed losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
-/// and its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
+/// label, if one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -10460,7 +10465,7 @@ void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, Sam
   loss[0] = static_cast<T>(total);
 }
 
-/// What a sample's gradient is multiplied by.
+/// The factor of a sample's gradient.
 template <class T>
 T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   if (reduction == Reduction::none) return dloss[i];
@@ -10479,12 +10484,12 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
-/// has been read once is found in the cache.
+/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
+/// second pass finds them in the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: what is kept of each stays in the first-level cache.
+/// The most columns of a block: the kept numbers of each stay in the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
@@ -10537,8 +10542,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
-/// second-level cache with another array of their size.
+/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
+/// together with another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -10560,18 +10565,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line: in each lane that of its own line.
+/// log(sum(exp(x))) of a line; each lane has that of its own line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -10579,8 +10584,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
-/// they are exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
+/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -10777,13 +10782,13 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 namespace chorus::kernels {
 
-/// Which of `classes` are here. Scores are [batch, count].
+/// The `classes` of this rank. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: of the scores of sample i that are here.
+/// largest[i]: the largest of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -10792,8 +10797,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: of sample i the sum of exp(x - largest), x - largest of the label if it is here, else 0, and, where labels
-/// are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
+/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -10814,7 +10819,7 @@ void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* sco
   }
 }
 
-/// The loss, of `sums` that all ranks have added up.
+/// The loss, from `sums` summed over all ranks.
 template <class T>
 void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* sums, T* loss) {
@@ -10829,7 +10834,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by the scores that are here.
+/// The gradient by this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,
@@ -11428,7 +11433,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
 
 namespace chorus::kernels {
 
@@ -11437,14 +11442,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -11454,7 +11459,7 @@ OrderKey<T> order_key(T value) {
 }
 
 /// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// number, little-endian, the key counts for more than the index.
+/// little-endian number, the key is more significant than the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -11466,7 +11471,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -11485,8 +11490,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
-/// block of them with the greatest one so far tells at once.
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
+/// comparison of a block of them with the present greatest one excludes all at once.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -11496,7 +11501,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN is in no order: its entry decides.
+  // Equal numbers come too late. NaN has no order: its entry decides.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -11519,7 +11524,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Lines side by side are read together, so that what is fetched for one is used by all.
+  // Neighbouring lines are read together, so that all use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -11572,8 +11577,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
+/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
+/// but without a step that waits for another.
 
 namespace chorus::kernels {
 
@@ -11985,7 +11990,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
 /// zeros.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
@@ -12008,7 +12013,7 @@ struct RunningColumns {
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several at a time don't wait for each other's last number.
+/// Lines along memory. Several lines at a time don't wait for each other's last number.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -12102,8 +12107,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
-/// lines are few.
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
+/// for each.
 
 namespace chorus::kernels {
 
@@ -12176,8 +12181,8 @@ struct RunningProduct {
   }
 };
 
-/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
-/// which is laid out like x.
+/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
+/// has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -12956,15 +12961,15 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 
 namespace chorus::kernels {
 
-/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), + where it is the inverse.
+/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of a line that goes in: cut, or continued with zeros, to what the transform takes
+  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of a line that comes out: cut likewise
+  Index out;     ///< numbers of an output line: cut likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 of the first and, where n is even, the last;
-  /// `middle` of those between, each of which stands for two.
+  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
+  /// for those between, each of which stands for two.
   double middle;
 
   /// The transform of the gradient: transposed, as that of the real and imaginary parts.
@@ -12975,13 +12980,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// What a thread keeps from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program whose lengths all differ must not keep the factors of each
+      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -12994,7 +12999,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. Of length 1 it is itself: kissfft reads memory that it doesn't have.
+  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -13018,7 +13023,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` of them.
+/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -13045,7 +13050,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex, of which the first n/2 + 1 say all; not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
@@ -13412,7 +13417,7 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
 /// blocks for it.
 
 // <chorus/kernels/cpu/copy.hpp>
@@ -13439,7 +13444,7 @@ template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
 /// the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
@@ -13535,7 +13540,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+/// The opposite: writes (or adds) `count` neighbouring elements to their places.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -13567,7 +13572,7 @@ void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) 
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // what most enlarged images have
+    if (times == 2)  // the common case of enlarged images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -13622,8 +13627,8 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
-/// copied as a matrix that is transposed, for each place along the rest of the axes.
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
+/// along the other axes these two are copied as a matrix that is transposed.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
@@ -13656,7 +13661,7 @@ struct TransposedView {
   }
 };
 
-/// `runs` as such a view, if it is one.
+/// `runs` as such a view, if possible.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -13682,13 +13687,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Where there are many matrices, each thread has its own: no two read or write one line.
+  // If there are many matrices, each thread has its own: no two threads read or write one line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Else each has a range of the first axis that is longer than 1.
+  // Otherwise each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -13725,20 +13730,19 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
-/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
-/// there.
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
-/// they are exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
 
 namespace chorus::math::packets {
 
@@ -13754,7 +13758,7 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
 /// other (Estrin's scheme).
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
@@ -13770,7 +13774,7 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
   return y[0];
 }
 
-/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
@@ -13795,8 +13799,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
-/// bases of exponents that are no integers are the standard library's matter.
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -13844,7 +13848,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for what Eigen has no register function for.
+/// `function` element by element: for functions that Eigen lacks for registers.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -13853,8 +13857,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
-/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -13939,8 +13943,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
-/// ranks that take the same step drift apart) and which takes longer where a division follows.
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -13966,7 +13970,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -14025,8 +14029,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
-// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -14050,7 +14054,7 @@ void splat(T value, T* to) {
 }
 }  // namespace packets
 
-/// One SIMD register of `T`; one number where Eigen does not vectorise.
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
 template <class T>
 struct alignas(sizeof(kernels::Packet<T>)) Pack {
   static constexpr Index width = kernels::lanes<T>;
@@ -14080,7 +14084,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -14099,7 +14103,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// What functors call. A plain number may stand on either side.
+// The functions that functors call. A plain number may be on either side.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -14189,8 +14193,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
-// another way there than in the other one.
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
@@ -14243,7 +14247,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -14275,7 +14279,7 @@ class UnsummedAxis {
     }
   }
 
-  /// How many elements the block that begins with `start` has.
+  /// The number of elements of the block that begins with `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -14388,7 +14392,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   for (std::size_t k = 0; k < N; ++k) {
     all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
     if (dx[k] == nullptr || add[k]) continue;
-    // What sums starts from zero.
+    // Sums start from zero.
     Index own = 1;
     bool sums = false;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -15495,7 +15499,7 @@ Eigen::Map<Matrix<T>> matrix(T* from, Index i, Index rows, Index columns) {
   return Eigen::Map<Matrix<T>>(from + i * rows * columns, rows, columns);
 }
 
-/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError where an a is singular to the last bit.
+/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError if an a is exactly singular.
 template <std::floating_point T>
 void solve(const char* operation, Index count, Index n, Index k, const T* a, const T* b, T* x) {
   if (n == 0) return;
@@ -15531,7 +15535,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError where an a is not positive definite.
+/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {
@@ -15594,7 +15598,7 @@ void eigh(Index count, Index n, const T* a, T* out) {
 // <chorus/kernels/cpu/linalg_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
-/// Gradients of the factorizations in linalg.hpp: dx = (or +=, where `accumulate`) the gradient by the matrices.
+/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient by the matrices.
 
 namespace chorus::kernels::linalg {
 
@@ -15644,10 +15648,10 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
   }
 }
 
-/// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ:
-/// U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) + S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016,
-/// "Differentiating the singular value decomposition"). Gradients by U and V are no numbers where two singular values
-/// are equal, as in PyTorch; where nothing depends on U and V only S̄ counts.
+/// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ: U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) +
+/// S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016, "Differentiating the singular value
+/// decomposition"). Gradients by U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
+/// nothing depends on U and V, only S̄ counts.
 template <std::floating_point T>
 void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   const Index k = std::min(m, n);
@@ -15681,8 +15685,8 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
 }
 
 /// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
-/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are no numbers where
-/// two eigenvalues are equal; where nothing depends on V only w̄ counts.
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are NaN or infinite
+/// if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
 template <std::floating_point T>
 void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   for (Index i = 0; i < count && n > 0; ++i) {
@@ -16608,7 +16612,7 @@ struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
 
-/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), where t is the number of earlier steps. Weight decay is
 /// added to the gradient.
 template <Device D>
 class Adagrad final : public Optimizer<D> {
@@ -16658,9 +16662,9 @@ class Adagrad final : public Optimizer<D> {
 
 namespace chorus::optim {
 
-/// How an average follows.
+/// How an average follows the parameters.
 struct AverageRule {
-  /// The share of the average that stays in an update; below 0, all updates weigh the same.
+  /// The weight of the old average in an update. Below 0, all updates have the same weight.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -16675,11 +16679,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// Which averages models hold at the moment, by the number (a parameter or a buffer) that they are in place of. Each
-/// one keeps what it has displaced: the trained numbers, or an average below it.
+/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
+/// displaced numbers: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number lies now.
+  /// Where a displaced number is now.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -16691,8 +16695,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// The average whose displaced number is there leaves; returns where its own number is: an average above it may have
-  /// displaced it, else it is null, in the model.
+  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
+  /// have displaced that one. Null if it is in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -16725,13 +16729,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
-  /// integers are never averaged.
+  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
+  /// Buffers of integers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
-/// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
+/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
+/// a step's parameters in the next forward pass; there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -16739,10 +16743,10 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics are those of the trained parameters: `update_bn(net, loader)` inside of the scope
-/// makes them anew. An average that was made of the net, `ParameterAverage average{net, optim::equal_weights()}`, has
-/// buffers of its own, which come and go with the averages; a scope that is made with the net, `AveragedScope
-/// use{average, net}`, gives the trained ones' back.
+/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
+/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
+/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
@@ -16754,7 +16758,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// Of all parameters and buffers of `net`, a policy.
+  /// An average of all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -16803,8 +16807,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Where the model holds several averages, one above the other, they may go in any order.
+  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
+  /// model holds several averages, one above the other, they may leave in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -16849,7 +16853,7 @@ class ParameterAverage {
   }
 
  private:
-  /// A parameter's or a buffer's.
+  /// The place of a parameter or of a buffer.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -16858,7 +16862,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Of what is another process's there is nothing here.
+    // Another process has these numbers: there is no state here.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -16886,9 +16890,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: its step would be taken with
-/// the averages, and be lost. Scopes of several averages may be one in another, and the innermost one's hold. Throws
-/// UsageError where the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
+/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
+/// the model holds this average already.
 template <Device D>
 class AveragedScope {
  public:
@@ -16896,7 +16900,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// The buffers of `net`, a policy, are afterwards what they were, whatever passes with the averages make of them.
+  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();
@@ -16936,18 +16940,17 @@ class AveragedScope {
 // <chorus/optim/grad_scaler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
-/// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
-/// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 // <chorus/core/while_alive.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
-/// What is held of an object that may end first.
+/// References to an object that may end first.
 
 namespace chorus::detail {
 
-/// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
-/// name of `who`.
+/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
@@ -16962,18 +16965,18 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/optim/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
-/// What GradScaler's scale is and how it changes.
+/// GradScaler's scale, and how it changes.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host as on a GPU.
+/// How a loss scale changes, on the host and on a GPU.
 
 namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
-  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t good_steps = 0;  ///< consecutive steps without an overflow
   std::int64_t skipped = 0;
 };
 
@@ -16982,9 +16985,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
-  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
-  /// does not become smaller.
+  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
+  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
+  /// become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -17006,12 +17009,12 @@ namespace chorus::optim {
 /// PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Steps in a row without an overflow after which the scale grows.
+  /// Consecutive steps without an overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale does not get smaller than this, however many steps are left out: after a stretch of bad batches it is
-  /// still one by which gradients can be divided. An `init_scale` below it is the least one itself.
+  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
+  /// still be divided by it. An `init_scale` below it is itself the least scale.
   double min_scale = 0x1p-10;
-  /// The scale does not grow beyond this. The largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -17021,10 +17024,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
   return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
-/// Makes a number the largest one of all ranks; it lies where the gradients do.
+/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, looks at the gradients, and decides.
+/// The host keeps the scale, examines the gradients, and decides.
 template <Device D>
 class LossScale {
  public:
@@ -17036,9 +17039,9 @@ class LossScale {
     return loss * static_cast<typename tensor_of<X>::value_type>(state_.scale);
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // A finite number may become infinite where it is squared as it is, so the division comes first.
+    // The square of an undivided finite number may be infinite, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -17051,13 +17054,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// All step, if `finite`; then the scale changes.
+  /// Steps all optimizers if `finite`; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// The scale changes as in a step.
+  /// Changes the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }
@@ -17081,7 +17084,7 @@ class LossScale {
 // <chorus/optim/cuda/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
-/// GradScaler's scale on a GPU: the device looks at the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
 
 namespace chorus::optim::detail {
 
@@ -17112,8 +17115,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks; in a step that is
-  /// captured the device alone knows, and it is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
+  /// device knows, and the result is true.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -17125,7 +17128,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// All step, unless a gradient was not finite; then the scale changes.
+  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -17136,7 +17139,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// The scale changes as in a step, but not in each replay of a step that is captured.
+  /// Changes the scale as in a step, but not in each replay of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
@@ -17183,8 +17186,8 @@ class LossScale<Cuda> {
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
-/// parameters take turns: gradients in two units can't be told apart.
+/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
+/// turns: gradients with two scales can't be told apart.
 template <Device D>
 class ScaledGradients {
  public:
@@ -17200,9 +17203,9 @@ class ScaledGradients {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or thrown away.
+  /// The gradients are divided, or discarded.
   void end() { own_->open = false; }
-  /// Whether another scaler's losses are in some of the same gradients, as they are now.
+  /// Whether some of the same gradients contain another scaler's losses now.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -17241,7 +17244,7 @@ class ScaledGradients {
 };
 }  // namespace detail
 
-/// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
+/// An optimizer that chooses the gradients of its step itself, such as ShardedOptimizer.
 template <class Optimizer>
 concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
   optimizer.in_parts();
@@ -17251,23 +17254,22 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
-/// A net has one scaler, or several that take turns, of which each steps before the next one scales a loss. Several
-/// optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
-/// all optimizers step or none.
+/// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
+/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
+/// or none.
 ///
-/// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks may
-/// have averages of their own, under a hook, they have to ask each other: `GradScaler scaler{net}`. Ranks that have a
-/// model's parts, and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
-/// each other in any case.
+/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
+/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
+/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
+/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
 ///
-/// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
-/// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
-/// where it was made of parameters, what is left over at each change counts once as much more, or less, as the scale
-/// has changed: half for a scale that has doubled.
+/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
+/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
+/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
+/// scale has doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
-/// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
+/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
+/// there: the host never waits. An eager step waits, to tell whether it has stepped.
 template <Device D>
 class GradScaler {
  public:
@@ -17278,8 +17280,8 @@ class GradScaler {
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
-  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
+  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -17296,8 +17298,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
-  /// who leave a step out or take it themselves, the scale first changes as if they had been.
+  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
+  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -17306,10 +17308,9 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
-  /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
-  /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
-  /// last `step` or `scale`.
+  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
+  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
+  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -17322,8 +17323,8 @@ class GradScaler {
     finite_ = false;  // unless all ranks can be asked
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
-  /// All ranks call it, and return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
+  /// ranks call it, and all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -17335,13 +17336,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be looked at elsewhere, too
+      unscale(parameters_);  // whole gradients may be examined elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients, or, where one is not finite, leaves the step out and makes the scale smaller.
-  /// Returns whether it has stepped; true in a step that is captured. Throws UsageError for another optimizer than
-  /// that of the last step, without a `scale` in between.
+  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
+  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
+  /// not called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -17352,8 +17353,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or leave the step out. Throws UsageError after `unscale()` where
-  /// ranks have parts of the averages, which `unscale(optimizer)` finds.
+  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
+  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -17367,18 +17368,18 @@ class GradScaler {
     return finite;
   }
 
-  /// On GPUs these wait for the device.
+  /// On GPUs these functions wait for the device.
   double loss_scale() const { return scale_.scale(); }
   std::int64_t skipped_steps() const { return scale_.skipped(); }
 
-  /// What a checkpoint keeps.
+  /// The state for a checkpoint.
   struct State {
     double scale = 1;
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// What the net's hook remembers stays as it is: that comes from the same checkpoint. A scale beyond the options'
-  /// bounds, which they did not have in files of earlier versions, becomes the nearest within them.
+  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
+  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
@@ -17407,7 +17408,7 @@ class GradScaler {
     return options;
   }
 
-  // Has `step()` change the scale, and what is kept in its unit follow.
+  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -17416,7 +17417,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that have the parameters together; nothing where each has all.
+  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -17441,7 +17442,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: a rank that has run out of batches, under `join`, has no loss to scale.
+  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -17460,7 +17461,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
+  std::function<void(double factor)> follow_;  // multiplies the hook's memory
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
@@ -17478,7 +17479,7 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
@@ -17518,7 +17519,7 @@ struct MixSquare {
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError where one is a part of a parameter.
+/// `parameters`. Throws UsageError if one is a part of a parameter.
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
@@ -17546,21 +17547,21 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  /// The part of a parameter's norm that a step may have at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
 /// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
-/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
@@ -17618,16 +17619,16 @@ struct LambDirection {
 }  // namespace detail
 
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
-/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+/// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
-  /// part of a parameter.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
+  /// of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
@@ -17787,8 +17788,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
-/// the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
+/// added to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -17861,13 +17862,14 @@ class RmsProp final : public Optimizer<D> {
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
-/// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
+/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
 
 namespace chorus::optim {
 
 namespace detail {
 
-/// A model in training mode whose batch norms take the mean over all batches; afterwards all are as they were.
+/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
+/// before.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -17899,9 +17901,9 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// Those whose statistics this process has.
+  /// The batch norms whose statistics this process has.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, wherever it is.
+  /// Whether the model has one, in any process.
   bool any() const { return any_; }
 
  private:
@@ -17934,7 +17936,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Each rank's statistics become their mean over all ranks, in which each counts by its batches.
+/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -17956,19 +17958,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Makes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches that
-/// `passes` computes, each of which counts the same (torch.optim.swa_utils.update_bn). `passes` is a loader, of whose
-/// batches the net takes the first part, or a function that calls the net as often as it likes:
+/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
+/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
+/// goes to the net, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// The net is in training mode meanwhile, and records no gradients. Afterwards its modules are in training or
-/// evaluation as before, and the momenta are what they were.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
+/// as before, with their old momenta.
 ///
-/// All ranks make the call, each with its share of the batches; the statistics are then the mean over all ranks of each
-/// one's own, the same on all. Under DataParallel they are those of the first device's shares, as in training. With
-/// SyncBatchNorm they are those of whole batches, under each policy. Nothing happens where there are no batch norms
-/// that keep statistics; where there is no batch, they are those of new layers.
+/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
+/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
+/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
+/// happens. Without batches they are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {
@@ -26263,8 +26265,8 @@ Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weigh
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -31607,12 +31609,12 @@ inline double take_number(std::string_view& text) {
 // <chorus/comm/algorithms/barrier.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has come.
+/// Barriers: calls that return when every rank has called them.
 
 // <chorus/comm/algorithms/collective.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
 
 // <chorus/comm/algorithms/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
@@ -31632,16 +31634,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
-/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
-/// negative, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -31652,8 +31654,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
-/// back (-0 - -0 = 0). Where both are the same, it is 0.
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -31666,7 +31668,7 @@ struct Max {
   }
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
 template <class Function>
 void for_each_index(std::size_t count, Function f) {
   constexpr std::size_t block = 64;
@@ -31693,7 +31695,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -31753,17 +31755,17 @@ Reduction reduction(ReduceOp op, double scale) {
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -31773,16 +31775,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -31792,8 +31794,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -31827,17 +31829,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -31847,7 +31849,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -31864,9 +31866,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -31883,13 +31885,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -31898,52 +31900,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -31958,17 +31961,17 @@ class Transport {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
   std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;                         ///< how many bytes they are
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
   int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
@@ -31982,15 +31985,15 @@ struct Collective {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank hands to another one.
+  /// Counts bytes that this rank sends to another one.
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so no rank waits for room in a circle.
+  /// the one before, so there is no circle of ranks that wait for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
-  /// that is worth a hand-over.
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -32001,15 +32004,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -32018,15 +32021,15 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
-/// among which this rank now has, or has sent, `value`.
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
   const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
@@ -32051,8 +32054,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
-/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -32094,7 +32097,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -32102,8 +32105,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
-/// others wait for its second answer as long anew: it may have come late itself.
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -32139,7 +32142,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+/// The algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -32153,19 +32156,19 @@ inline void monitored_barrier(const Collective& c) {
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
 
 namespace chorus::comm {
 
-/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
 struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// chunks: this rank's first; then all.
+/// chunks: first only this rank's; then all.
 inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
   const auto chunk = count * c.reduction.element;
@@ -32175,7 +32178,7 @@ inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t c
     relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
     relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `chunks` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from its place
 }
 
 }  // namespace detail
@@ -32192,8 +32195,8 @@ inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::by
                        chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
-/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
@@ -32220,15 +32223,15 @@ inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t c
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
 
 namespace chorus::comm {
 
-/// The pieces that a queue has to hold.
+/// The number of pieces that a queue has to hold.
 inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
@@ -32278,11 +32281,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // As the others have done with theirs: the sum is the same, whoever owns it.
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -32345,8 +32348,8 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
-  // has not read yet. With room for them nobody waits in a circle.
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -32364,11 +32367,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
-/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
-/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
+/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
+/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
+/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
+/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -32382,9 +32385,9 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
-/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
-/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
 ///
 /// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
 
@@ -32392,7 +32395,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
 /// place.
 struct RingSteps {
   const Collective& c;
@@ -32426,7 +32429,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   const detail::RingSteps ring{c};
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank that stands `steps` further on.
+    // The chunk of the rank `steps` further on.
     const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
     const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
     const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
@@ -32434,7 +32437,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -32518,7 +32521,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  // The chains below use other links than other collectives: neighbours in the ring first name their call.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -32544,30 +32547,31 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 // <chorus/comm/algorithms/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
-/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank tells the others first.
+/// A rank's first message to the others.
 struct Offer {
   Window window = {};
   double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
-  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
-  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
-/// both compute, the one that came first.
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -32580,7 +32584,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -32615,21 +32619,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call goes on here. All ranks come to the same answer.
+  /// Whether the call continues here. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
-  /// each owns as much as the others, as they send what they own to several.
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
-  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -32676,9 +32680,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
-/// else.
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -32714,7 +32717,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -32733,11 +32736,11 @@ class WorkInPlace {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
-/// then nothing has changed.
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -32749,7 +32752,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has brought its own chunk.
+/// all: size * count numbers, of which each rank has its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -32784,8 +32787,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
-/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -32793,7 +32796,7 @@ struct Row {
   bool (*run)(const Collective&, Data...);
 };
 
-/// What always can.
+/// The algorithm that always works.
 template <auto algorithm>
 inline constexpr auto always = [](const Collective& c, auto... data) {
   algorithm(c, data...);
@@ -32803,28 +32806,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
 inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that its way counts more than one message more.
+/// Long enough that the algorithm matters more than one more message.
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
-/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// Where the ring has N - 1 rounds; three ranks have two in both.
+/// The ring has N - 1 rounds here; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// A call is served by the first row that gains from it.
+// The first row that gains serves a call.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -32843,7 +32846,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// What one can ask for, and where that can be.
+/// The algorithms that a user can request, and where each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -32866,8 +32869,8 @@ inline constexpr Choice all_reduce_choices[] = {
 
 }  // namespace detail
 
-/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
-/// of them do so.
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
 [[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
   std::string possible, lacking;
   for (const auto& choice : detail::all_reduce_choices) {
@@ -32880,9 +32883,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
-/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
-/// is told which one begins.
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -32907,7 +32910,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -32922,7 +32925,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -32937,7 +32940,7 @@ inline const char* env(const char* name) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -32945,8 +32948,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -32960,25 +32963,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -33014,10 +33017,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -33054,22 +33057,22 @@ class FlightRecorder {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
 
 namespace chorus::comm {
 
-/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
-/// after it are dropped, and their Works throw it too.
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
 class InOrder final : public Progress {
  public:
   explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
-  /// it runs, too: it is for `run` to let it fail.
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -33081,8 +33084,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
-  /// there can be none.
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -33105,7 +33108,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -33113,7 +33116,7 @@ class InOrder final : public Progress {
     return ask();
   }
 
-  /// Finishes what was given and ends the thread.
+  /// Finishes all calls and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -33124,7 +33127,7 @@ class InOrder final : public Progress {
   }
 
  private:
-  /// Does what was given, or waits while another thread does.
+  /// Runs the calls, or waits while another thread does.
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
@@ -33134,7 +33137,7 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// What a caller leaves is the background thread's.
+  /// The background thread runs the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
@@ -33192,7 +33195,7 @@ class InOrder final : public Progress {
 // <chorus/comm/engine/traced_call.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
 
 namespace chorus::comm {
 
@@ -33226,7 +33229,7 @@ struct TracedCall {
 
 namespace chorus::comm {
 
-/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
 class QueuedEngine : public Engine {
  public:
   void now(const Call& call) final {
@@ -33251,23 +33254,23 @@ class QueuedEngine : public Engine {
   QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
       : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
-  /// Carries out one call, or throws why not. By one thread at a time.
+  /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
-  /// After a call that has failed, in its thread.
+  /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
   }
 
   InOrder& calls() const { return *calls_; }
-  /// Which algorithm serves the call that runs.
+  /// The algorithm of the running call.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
@@ -33277,7 +33280,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  /// Returns its failure. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -33302,7 +33305,7 @@ class QueuedEngine : public Engine {
     return failure;
   }
 
-  /// Numbers a call and writes it down.
+  /// Numbers and records a call.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
@@ -33328,8 +33331,8 @@ class QueuedEngine : public Engine {
     listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
-  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why.
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
   [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
@@ -33367,8 +33370,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
-/// in the job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -33406,7 +33409,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
   }
 }
 
-/// Runs each call with the algorithm of this folder that serves it.
+/// Runs each call with the chosen algorithm of this folder.
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
@@ -33451,8 +33454,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
-  /// an all-reduce that can't be done there.
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -38314,7 +38317,7 @@ CHORUS_INLINE void MetricsLog::flush() {
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
-/// DeviceLoader: a loader's batches on a GPU, each on its way while the GPU works on the one before.
+/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
 
 namespace chorus::data {
 
@@ -38334,8 +38337,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. There are two of
-/// each, which take turns.
+/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
+/// turns.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -38355,17 +38358,17 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // which may be writing where nobody has read yet
+      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
     } catch (const Error&) {
-      // The device is broken: nothing of it will be read.
+      // The device is broken: nothing will be read.
     }
   }
 
   std::optional<Tensors>& current() { return current_; }
-  /// The loop has come to a second batch.
+  /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch, which the thread's current stream reads after it has come.
+  /// The next batch. The thread's current stream reads it after its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -38385,8 +38388,8 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may be others, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may be others
+    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
+    cuda::Event read;    // the tensors' numbers may change
   };
 
   // On the pass's own thread.
@@ -38417,7 +38420,7 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // What somebody still has stays as it is.
+    // Tensors that the program still holds stay as they are.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
       cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
@@ -38440,11 +38443,11 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader, which must outlive it, on `device`: tuples of the tensors of each, images and
-/// labels of images. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A batch is copied by a stream of
-/// its own, from pinned memory, while the GPU still works on the one before; the loop's stream waits for it on the GPU
-/// alone. What the loop keeps of a batch stays as it is. What the loader throws is rethrown at the batch where it
-/// happened. One pass at a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
+/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
+/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
+/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
+/// a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;

@@ -12,8 +12,8 @@
 // <chorus/core/requirements.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
-/// What chorus needs of a compiler and of its options. This is the first header that is read: where something is
-/// missing, the compiler says what, and stops before thousands of lines that it would not understand.
+/// The requirements on a compiler and on its options. This header is read first: if something is missing, the compiler
+/// names it, and stops before thousands of lines that it would not understand.
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
@@ -35,7 +35,7 @@
 #define CHORUS_ACCEPTED
 #endif
 
-// A compiler goes on after #error, but not without a file.
+// A compiler continues after #error, but not after a missing file.
 #ifndef CHORUS_ACCEPTED
 #define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED
@@ -93,7 +93,7 @@
 #define CHORUS_VERSION_MINOR 1
 #define CHORUS_VERSION_PATCH 0
 
-// Optional parts: always defined, 0 or 1. CMake sets them from what it finds.
+// Optional parts: always defined, 0 or 1. CMake sets them for the parts that it finds.
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
@@ -110,11 +110,11 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
-// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
-// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
-// Programs that are built by hand have the same with -DCHORUS_SEPARATE for all their files, one of which defines
-// CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>: that one holds what the library would.
+// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
+// CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
+// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. Programs that are
+// built by hand have the same with -DCHORUS_SEPARATE for all their files; one file defines CHORUS_IMPLEMENTATION before
+// it includes <chorus/chorus.hpp>, and takes the library's place.
 #if defined(CHORUS_IMPLEMENTATION)
 #define CHORUS_BUILDS_LIBRARY
 #elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
@@ -130,7 +130,7 @@
 #else
 #define CHORUS_INLINE inline
 #endif
-// The library holds what models on the CPU need; those on GPUs instantiate theirs, where nvcc compiles them.
+// The library holds the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
 #if !CHORUS_COMPILED || defined(__CUDACC__)
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
@@ -150,7 +150,7 @@
 #define CHORUS_HD
 #endif
 
-// Eigen turns its vectorisation off, on the host too, when it sees nvcc; we never use it inside a kernel.
+// Eigen disables its vectorisation, on the host too, when it sees nvcc; we never use it inside a kernel.
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif
@@ -158,16 +158,16 @@
 // <chorus/core/one_version.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
-/// A program is made with one version of chorus, for one kind of processor. Units of two versions would link, for their
-/// symbols have the same names, and would then take each other's functions for their own; and so would units, or the
-/// library chorus::compiled, for which a packet of numbers has 16 bytes and others for which it has 64.
+/// A program has one version of chorus, for one kind of processor. Units of two versions would link, because their
+/// symbols have the same names, and would then call each other's functions by mistake. The same holds for units, or the
+/// library chorus::compiled, with packets of 16 bytes beside others with packets of 64.
 #include <cstdio>
 #include <cstdlib>
 
 namespace chorus::detail {
 
-/// Ends the program, with a message, where a unit of another version has been loaded before. The options
-/// CHORUS_USE_... don't count: they add types and functions, and change none.
+/// Ends the program, with a message, if a unit of another version was loaded before. The options CHORUS_USE_... don't
+/// count: they add types and functions, and change none.
 inline bool is_only_version(int version) {
   static const int first = version;
   if (version == first) return true;
@@ -179,7 +179,7 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
-/// Ends the program, with a message, where a unit with packets of another size has been loaded before.
+/// Ends the program, with a message, if a unit with packets of another size was loaded before.
 inline bool is_only_packet(int bytes) {
   static const int first = bytes;
   if (bytes == first) return true;
@@ -209,18 +209,18 @@ namespace {
 // <chorus/core/unoptimized.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
-/// A program that was compiled without optimization says so when it starts. Its arithmetic takes up to a hundred times
-/// as long, which a user would otherwise take for chorus' own speed.
+/// A program that was compiled without optimization reports it at its start. Its arithmetic takes up to a hundred times
+/// as long, and users would blame chorus.
 
-// With chorus::compiled the arithmetic is in the library, whatever the program's own options are.
+// With chorus::compiled the arithmetic is in the library, independent of the program's own options.
 #if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
 #include <cstring>
 #include <initializer_list>
 
 namespace chorus::detail {
 
-/// Says it once in a program and, of ranks, on rank 0. With CHORUS_ALLOW_UNOPTIMIZED=1 in the environment it is silent,
-/// and so it is where a macro of that name is defined.
+/// Prints the warning once in a program, and on rank 0 alone. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro
+/// of that name, silences it.
 inline bool say_unoptimized() {
   static const bool said = [] {
     constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
@@ -563,7 +563,7 @@ class Ref {
 // <chorus/kernels/contiguous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
-/// Dense copies, and numbers that are written through a view.
+/// Dense copies, and writes through a view.
 
 // <chorus/kernels/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
@@ -582,21 +582,21 @@ class Ref {
 // <chorus/core/error.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
-/// Exceptions and the two calls that throw them. A message names the operation, what was expected and what was got.
+/// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
 
 #include <charconv>
 // <chorus/core/printable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
-/// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
-/// shows it, or looks like a line of its own.
+/// Text from outside (files, other processes, the environment) in messages: nothing in it controls the terminal or
+/// looks like a line of its own.
 
 #include <string_view>
 
 namespace chorus {
 
-/// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
-/// forms, no surrogates, nothing above U+10FFFF).
+/// Bytes of the first character of `text`, or 0 if it is no well-formed UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates, nothing above U+10FFFF).
 constexpr std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned lead = byte(0), second = byte(1);
@@ -625,8 +625,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`: control characters, save those that are `kept`, what turns text around, and what is no UTF-8 as
-/// \xNN; those that are `marked` after a backslash. False where it is cut after `longest` bytes.
+/// Appends `text`. Control characters, except the `kept` ones, characters that reverse text, and invalid UTF-8 become
+/// \xNN; the `marked` ones get a backslash. False if the text is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -635,7 +635,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text from outside, on one line, and cut where it is long.
+/// Text from outside, on one line, cut if it is long.
 [[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.
@@ -650,12 +650,12 @@ void append(std::string& out, Quoted part);
 // <chorus/core/printable_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
-/// How text from outside is made fit for a message.
+/// How text from outside is made safe for a message.
 
 namespace chorus::detail {
 
-/// Characters that are not seen, and change where or in which direction others are shown: those of Unicode's
-/// bidirectional algorithm (UAX #9), and the ends of a line and of a paragraph.
+/// Invisible characters that change the place or the direction of others: those of Unicode's bidirectional algorithm
+/// (UAX #9), and the ends of a line and of a paragraph.
 inline bool turns_text(std::string_view character) {
   constexpr std::string_view all =
       "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";
@@ -719,7 +719,7 @@ CHORUS_INLINE void append(std::string& out, Quoted part) {
 
 namespace chorus {
 
-/// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
+/// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
   explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
@@ -732,7 +732,7 @@ struct ShapeError : Error {
 struct DeviceError : Error {
   using Error::Error;
 };
-/// A call or an option that makes no sense.
+/// A call or an option that is invalid.
 struct UsageError : Error {
   using Error::Error;
 };
@@ -748,12 +748,12 @@ struct CommError : Error {
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
-/// A NaN or an infinity where numbers are expected.
+/// A NaN or an infinity instead of a number.
 struct NonFiniteError : Error {
   using Error::Error;
 };
 
-// How a value looks in a message. A type of chorus brings its own `append`, found by its namespace.
+// The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
 inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
@@ -854,17 +854,17 @@ template <class... Kinds>
 
 namespace chorus {
 
-// nvcc loses comparisons that are defaulted, so devices write theirs out.
+// nvcc loses defaulted comparisons, so devices define theirs.
 
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
-/// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
+/// `DataParallel` its own thread. So one machine runs and tests everything about several devices.
 struct Cpu {
   int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
-  /// The number of `Cpu{}`: 0, or what `launch` has chosen for this process. To be changed before tensors are made.
+  /// The number of `Cpu{}`: 0, or the choice of `launch` for this process. Change it before tensors are made.
   static int& default_index() {
     static constinit int index = 0;
     return index;
@@ -874,16 +874,16 @@ struct Cpu {
 };
 
 #if CHORUS_USE_CUDA
-/// A GPU of this machine, by its number in the CUDA runtime. Programs that compute on it are compiled by nvcc.
+/// A GPU of this machine, by its number in the CUDA runtime. nvcc compiles the programs that compute on it.
 struct Cuda {
   int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
-  /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
+  /// In bytes. In a buffer of parameters each parameter begins at a multiple of it, so that kernels access it 16 bytes
+  /// at a time. The same holds for 2-byte copies in the same order.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number of `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  /// The number of `Cuda{}`: 0, or the choice of `launch` for this rank. Change it before tensors are made.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -906,21 +906,21 @@ constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std
   return (element + step - 1) / step * step;
 }
 
-/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
-/// right after them, a large one at its `parameter_place`.
+/// The number of elements of `size` bytes that a parameter of `count` takes in a buffer of many. A small parameter
+/// begins right after it, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
 }
 
-/// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
-/// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+/// The first element of a parameter of `count` elements of `size` bytes in a buffer of many: the first suitable place
+/// from element `end` on. Parameters of a page and more begin with a cache line, so that few packets lie in two.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
   return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
-/// Where `trace` counts a device's memory: kinds of devices have slots of their own.
+/// The place where `trace` counts a device's memory: each kind of device has its own slots.
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
@@ -931,8 +931,8 @@ namespace detail {
 inline thread_local constinit int pass_slot = -1;
 }  // namespace detail
 
-/// Where a tensor is made for which nobody names a device: within a pass on the pass's device, if it is of that kind,
-/// else on `D{}`.
+/// The device of a tensor for which none is named: within a pass the pass's device, if it is of that kind, otherwise
+/// `D{}`.
 template <Device D>
 D default_device() {
   const int index = detail::pass_slot - D::first_slot;
@@ -966,7 +966,7 @@ namespace detail {
 CHORUS_HD constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 CHORUS_HD constexpr float float_of_bits(std::uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// The conversions choose between values instead of jumping, so that compilers vectorise loops over them.
+// The conversions select values instead of branching, so that compilers vectorise loops over them.
 
 /// The upper half of a float: 8 bits of exponent, 7 of mantissa.
 struct Bf16Format {
@@ -982,7 +982,7 @@ struct Bf16Format {
 struct HalfFormat {
   CHORUS_HD static constexpr float decode(std::uint16_t bits) {
     const std::uint32_t magnitude = bits & 0x7FFFu, sign = (bits & 0x8000u) << 16;
-    // Moved into a float's place the exponent is 112 too small; the product is exact, for subnormal numbers too.
+    // In a float's place the exponent is 112 too small. The product is exact, for subnormal numbers too.
     const std::uint32_t finite = bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f);
     return float_of_bits(sign | finite | (magnitude >= 0x7C00u ? 0x7F800000u : 0u));
   }
@@ -1000,8 +1000,9 @@ struct HalfFormat {
 
 }  // namespace detail
 
-/// A stored number of 2 bytes. It turns into a float by itself, so that arithmetic on it is arithmetic on floats; back
-/// it is rounded to the nearest, ties to even, too large ones to infinity. Doubles and integers go through float.
+/// A stored number of 2 bytes. It converts to a float implicitly, so that arithmetic on it is arithmetic on floats.
+/// Back, it is rounded to the nearest, ties to even, too large numbers to infinity. Doubles and integers go through
+/// float.
 template <class Format>
 class NarrowFloat {
  public:
@@ -1047,11 +1048,11 @@ struct ComputeType<NarrowFloat<Format>> {
 template <class T>
 concept Narrow = detail::is_narrow<T>;
 
-/// What sums of T's products may be given in: T, or float where T has 2 bytes.
+/// The type of sums of T's products: T, or float if T has 2 bytes.
 template <class Out, class T>
 concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
 
-/// The type in which numbers of type T are computed and added up: float for bf16 and half, else T.
+/// The type in which numbers of type T are computed and summed: float for bf16 and half, otherwise T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;
 
@@ -1126,10 +1127,10 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value);
 
-/// ++*x, wherever it lies.
+/// ++*x, on any device.
 inline void increment(Cpu, std::int64_t* x) { ++*x; }
 
-/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
+/// y = x in another scalar type, converted like `static_cast`. The arrays don't overlap.
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y);
 
@@ -1145,8 +1146,8 @@ void scale(Cpu, Index count, T a, T* x);
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
 
-/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
-/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+/// The opposite of `copy_strided`: writes dense `src` in row-major order of `shape` to the view (dst, dst_strides), or
+/// adds it with `accumulate` (floating-point types only). Elements outside of the view stay unchanged.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);
@@ -1173,8 +1174,8 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 #include <mutex>
 #include <thread>
@@ -1188,9 +1189,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -1202,19 +1203,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -1260,7 +1261,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -1268,22 +1269,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -1291,7 +1292,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -1300,11 +1301,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -1325,7 +1326,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/core/threads_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
-/// How the threads of a team share work out.
+/// How the threads of a team divide the work.
 
 #include <system_error>
 
@@ -1412,19 +1413,19 @@ CHORUS_INLINE void set_num_threads(int n) {
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <sys/mman.h>
 
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -1691,19 +1692,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -1713,8 +1714,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -1863,7 +1863,7 @@ CHORUS_INLINE void Writes::look(const void* numbers, std::size_t bytes) {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -1872,8 +1872,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -1891,15 +1891,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -1915,12 +1915,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -1989,7 +1989,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -2020,8 +2020,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -2035,7 +2035,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -2063,7 +2063,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -2071,14 +2071,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -2091,14 +2091,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -2108,19 +2108,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -2145,15 +2145,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -2162,26 +2162,26 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -2209,13 +2209,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -2235,10 +2235,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -2250,7 +2250,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -2271,7 +2271,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -2296,8 +2296,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -2325,7 +2325,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -2338,7 +2338,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -2350,7 +2350,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -2358,7 +2358,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -2376,11 +2376,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -2393,8 +2393,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -2402,8 +2402,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -2418,8 +2417,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -2460,8 +2458,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -2477,7 +2475,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -2508,8 +2506,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -2524,7 +2522,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -2534,7 +2532,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -2561,8 +2559,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -2576,7 +2575,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -2610,7 +2609,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -2639,7 +2638,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -2651,8 +2650,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -2669,7 +2667,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -2683,8 +2681,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -2711,12 +2709,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -2733,7 +2731,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -2741,8 +2739,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -2793,7 +2791,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -2805,8 +2803,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -2846,7 +2844,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -2878,16 +2876,16 @@ template <Narrow T>
 detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
-/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
 template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// One of float is written as it lies.
+/// An array of float is written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -2903,10 +2901,10 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
-/// the alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
+/// for any alignment.
 
-// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -2917,7 +2915,7 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 
 namespace chorus::kernels {
 
-/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+/// The widest register of this build for `T`; `T` itself if Eigen does not vectorise.
 template <class T>
 using Packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -2973,7 +2971,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: stores with a mask take dozens of cycles on some processors.
+// In halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -3024,7 +3022,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to what is there.
+/// Writes the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -3053,8 +3051,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
-/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
+/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -3086,7 +3084,7 @@ Packet<T> load(const T* from, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+/// is faster if it holds its inputs by value: references are read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -3101,14 +3099,14 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -3129,7 +3127,7 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
 /// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
@@ -3196,7 +3194,7 @@ template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, where Eigen has twice as many: pairs, then fours of each 128-bit lane, then
+/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
 /// the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
@@ -3241,14 +3239,14 @@ template <class T>
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
-/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, where no axis is empty.
+/// Elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -3257,7 +3255,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -3278,7 +3276,7 @@ class StridedRuns {
     }
   }
 
-  /// True where the array's order in memory is that of the shape, without gaps.
+  /// True if the array's order in memory is that of the shape, without gaps.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
   // The axes after merging, the innermost first.
@@ -3286,7 +3284,7 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The way without the innermost of several axes.
+  /// The walk without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -3295,7 +3293,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Goes to an element, counted in the shape's order. No axis is empty.
+  /// Moves to an element, counted in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -3305,10 +3303,10 @@ class StridedRuns {
     }
   }
 
-  /// How many elements are left of a long run; `otherwise` where runs are short.
+  /// The number of elements left of a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -3381,7 +3379,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -3454,7 +3452,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+/// The opposite: writes (or adds) `count` neighbouring elements to their places.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -3486,7 +3484,7 @@ void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) 
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // what most enlarged images have
+    if (times == 2)  // the common case of enlarged images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -3541,8 +3539,8 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
-/// copied as a matrix that is transposed, for each place along the rest of the axes.
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
+/// along the other axes these two are copied as a matrix that is transposed.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
@@ -3575,7 +3573,7 @@ struct TransposedView {
   }
 };
 
-/// `runs` as such a view, if it is one.
+/// `runs` as such a view, if possible.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -3601,13 +3599,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Where there are many matrices, each thread has its own: no two read or write one line.
+  // If there are many matrices, each thread has its own: no two threads read or write one line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Else each has a range of the first axis that is longer than 1.
+  // Otherwise each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -3651,8 +3649,8 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/cuda/launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
-/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and
-/// numbers of 2 bytes computed in float.
+/// The basis of every kernel: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
+/// of 2 bytes computed in float.
 
 #include <cuda_runtime.h>
 
@@ -3660,13 +3658,13 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -3694,13 +3692,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -3720,10 +3718,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -3735,7 +3733,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -3756,7 +3754,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -3780,11 +3778,11 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -3807,8 +3805,8 @@ class Replaced {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -3836,7 +3834,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -3849,7 +3847,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -3861,7 +3859,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -3869,7 +3867,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -3887,11 +3885,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -3904,8 +3902,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -3913,8 +3911,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -3929,8 +3926,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -3953,8 +3949,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 namespace chorus {
 
@@ -3965,9 +3961,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -3979,19 +3975,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -4037,7 +4033,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -4045,22 +4041,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -4068,7 +4064,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -4077,11 +4073,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -4105,8 +4101,8 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <sys/mman.h>
 
@@ -4360,19 +4356,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -4382,8 +4378,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -4494,7 +4489,7 @@ class Writes {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -4503,8 +4498,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -4522,15 +4517,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -4546,12 +4541,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -4620,7 +4615,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -4651,8 +4646,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -4666,7 +4661,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -4694,7 +4689,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -4702,14 +4697,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -4722,14 +4717,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -4739,19 +4734,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -4776,15 +4771,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -4793,14 +4788,14 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 namespace chorus {
 
@@ -4828,8 +4823,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -4845,7 +4840,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -4876,8 +4871,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -4892,7 +4887,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -4902,7 +4897,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -4929,8 +4924,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -4944,7 +4940,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -4978,7 +4974,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -5007,7 +5003,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -5019,8 +5015,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -5037,7 +5032,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -5051,8 +5046,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -5079,12 +5074,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -5101,7 +5096,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -5109,8 +5104,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -5161,7 +5156,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -5173,8 +5168,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -5197,7 +5192,7 @@ class ThreadScratch {
 // <chorus/kernels/cuda/geometry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
-/// How kernels divide their work among blocks and threads: plain arithmetic, which needs no GPU and no CUDA headers.
+/// The division of kernels' work among blocks and threads: plain arithmetic, without a GPU and CUDA headers.
 
 namespace chorus::kernels::cuda {
 
@@ -5208,8 +5203,8 @@ inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where
-/// there are more. At least 1, and the same on every GPU, so that results are.
+/// Blocks for `items` pieces of work, one for a thread at a time. If there are more, threads continue in strides of the
+/// whole grid. At least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -5226,14 +5221,14 @@ bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// How a block's threads work on lines: `lanes` threads on each of `lines` neighbouring lines.
+/// The division of lines among a block's threads: `lanes` threads on each of `lines` neighbouring lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
   /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
   bool along = true;
 };
 
-/// For lines of `length` numbers that are `inner` apart: few threads a line where lines are short or lie side by side.
+/// For lines of `length` numbers that are `inner` apart: few threads a line if lines are short or lie side by side.
 constexpr LinePlan plan_lines(Index length, Index inner) {
   const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
   if (inner == 1) {
@@ -5247,7 +5242,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// How a reduction is divided: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// The division of a reduction: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -5257,8 +5252,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by
-/// side, rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
+/// For `outputs` reductions over `length` elements each. `neighbours` means that the outputs' elements lie side by
+/// side, not those of one output. No thread sums more than about 1024 numbers as long as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -5276,7 +5271,7 @@ inline constexpr int most_axes = 8;
 template <int N>
 struct StridedMap {
   int axes = 0;  ///< after merging; the innermost first
-  bool narrow = false;  ///< divisions of 32 bits are enough, which take a quarter of the time
+  bool narrow = false;  ///< divisions of 32 bits suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
@@ -5301,7 +5296,7 @@ struct StridedMap {
   }
 };
 
-/// The map for these strides, in elements; axes that all arrays can walk as one are merged. Throws ShapeError.
+/// The map for these strides, in elements; axes that all arrays can treat as one are merged. Throws ShapeError.
 template <std::size_t N>
 StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
@@ -5329,7 +5324,7 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   return map;
 }
 
-/// A sum over the axes where `strides` is 0: which elements of a dense array of `shape` belong to which sum.
+/// A sum over the axes with `strides` 0: the elements of a dense array of `shape` that belong to each sum.
 struct BroadcastSum {
   StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
   StridedMap<1> elements;  ///< of the others in the dense array, from the first
@@ -5375,13 +5370,13 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
-// The project's tests put another one in its place, to run kernels on the CPU.
+// The project's tests replace it, to run kernels on the CPU.
 #ifndef CHORUS_LAUNCH_KERNEL
 #define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
   KERNEL<<<BLOCKS, THREADS, 0, STREAM>>>(__VA_ARGS__)
 #endif
 
-/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, where it can't be started.
+/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, if it can't be started.
 template <class... Parameters, class... Arguments>
 void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   const DeviceGuard guard(device);
@@ -5410,12 +5405,12 @@ void for_each(Cuda device, const char* name, Index count, const F& f) {
   if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
 }
 
-/// The number at `from[i]`, as it is computed with.
+/// The number at `from[i]`, in the type of computation.
 template <class T>
 __device__ compute_type<T> get(const T* from, Index i) {
   return static_cast<compute_type<T>>(from[i]);
 }
-/// Writes a number, or adds it to what is there.
+/// Writes a number, or adds it to the old value.
 template <class T>
 __device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
   to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
@@ -5428,7 +5423,7 @@ struct alignas(access_bytes) Vector {
   T v[width];
 };
 
-/// The first `n` numbers from `from`, the others 0; in one access where `vector` says that the address allows it.
+/// The first `n` numbers from `from`, the others 0; in one access if `vector` says that the address allows it.
 template <class T>
 __device__ Vector<T> load_vector(const T* from, int n, bool vector) {
   if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);
@@ -5501,7 +5496,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -5531,7 +5526,7 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-/// Numbers that are moved by as many accesses of 16 bytes as they take.
+/// Numbers that are moved by accesses of 16 bytes.
 template <class T, int count>
 struct alignas(access_bytes) Run {
   T v[count];
@@ -5647,7 +5642,7 @@ void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::
     cuda::for_each(device, "copy_strided", count, cuda::Gather<T>{map, src, dst});
 }
 
-// Where places repeat (stride 0) and results add up, each place sums its own elements.
+// If places repeat (stride 0) and results are summed, each place sums its own elements.
 template <Scalar T>
 void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
                      std::span<const Index> dst_strides, bool accumulate = false);
@@ -5662,26 +5657,26 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/kernels/cuda/lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. Some of a block's threads
-/// work on each line; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, by blocks of threads. Some of a block's threads work on each line.
+/// Sums are made in an order that depends on sizes alone, so that a repeated run has the same bits.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+/// A row-major tensor as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
+  /// Elements of a result without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
@@ -5757,7 +5752,7 @@ struct Line {
   __device__ double sum(const Value& value) const {
     return reduce(0.0, Plus{}, value);
   }
-  /// True in the one thread that writes what belongs to the line.
+  /// True in the one thread that writes the line's results.
   __device__ bool first() const { return exists && lane == 0; }
 };
 
@@ -5843,7 +5838,7 @@ void reduce(Cuda device, const char* name, Index outputs, Index length, bool nei
   for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
 }
 
-/// Two sums at once. It has no initialiser, as shared memory demands.
+/// Two sums at once. It has no initialiser, as shared memory requires.
 struct Pair {
   double a, b;
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }
@@ -5919,8 +5914,8 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <mutex>
 
@@ -5929,11 +5924,11 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:
@@ -6200,19 +6195,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -6222,8 +6217,7 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
@@ -6334,7 +6328,7 @@ class Writes {
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -6343,8 +6337,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -6362,15 +6356,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -6386,12 +6380,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -6460,7 +6454,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -6491,8 +6485,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -6506,7 +6500,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -6534,7 +6528,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -6542,14 +6536,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -6562,14 +6556,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -6579,19 +6573,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -6616,15 +6610,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus
@@ -6633,26 +6627,26 @@ struct Home {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -6680,13 +6674,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -6706,10 +6700,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -6721,7 +6715,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -6742,7 +6736,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -6768,8 +6762,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -6797,7 +6791,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -6810,7 +6804,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -6822,7 +6816,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -6830,7 +6824,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -6848,11 +6842,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -6865,8 +6859,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -6874,8 +6868,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -6890,8 +6883,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -6932,8 +6924,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -6949,7 +6941,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -6980,8 +6972,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -6996,7 +6988,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -7006,7 +6998,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -7033,8 +7025,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -7048,7 +7041,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -7082,7 +7075,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -7111,7 +7104,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -7123,8 +7116,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -7141,7 +7133,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -7155,8 +7147,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -7183,12 +7175,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -7205,7 +7197,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -7213,8 +7205,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -7266,7 +7258,7 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 // <chorus/tensor/memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
-/// Moving bytes between devices: what a kind of device must bring so that tensors can be created and read there.
+/// Copies of bytes between devices: the functions that a kind of device needs for the creation and reading of tensors.
 
 namespace chorus {
 
@@ -7286,18 +7278,18 @@ inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
 /// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are
-/// there.
+/// stream. A copy from the host returns as soon as the source may change. A copy to the host returns when the numbers
+/// have arrived.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel notes the first one, goes on
-/// without it, and the next call that waits for the device throws.
+/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
+/// continues without it. The next call that waits for the device throws.
 
 namespace chorus::cuda {
 
-/// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -7305,7 +7297,7 @@ struct Fault {
   std::int64_t place, value, limit;
 };
 
-/// The device's note. Throws DeviceError.
+/// The device's record. Throws DeviceError.
 inline Fault* fault_of(Cuda device) {
   static std::array<std::once_flag, Cuda::max_devices> once;
   static std::array<Fault*, Cuda::max_devices> faults{};
@@ -7320,13 +7312,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
+/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // of several threads that see it one throws it
+  static std::mutex mutex;  // if several threads see it, one throws it
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -7336,8 +7328,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all that it has been given. Throws what went wrong on the
-/// way: DeviceError, UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
+/// UsageError for bad input that only a kernel saw, TimeoutError.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -7354,8 +7346,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Pinned pieces through which a device's copies from the host pass: the caller copies into one while the device reads
-/// another.
+/// Pinned pieces for a device's copies from the host: the caller copies into one while the device reads another.
 class Staging {
  public:
   static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
@@ -7395,7 +7386,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-/// Lets `to` read and write `from`'s memory directly, where the machine can.
+/// Lets `to` read and write `from`'s memory directly, if the machine can.
 inline void enable_peer(Cuda to, Cuda from) {
   static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
   std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
@@ -7404,7 +7395,7 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    // A device has so many peers at most; copies from the others go through the host.
+    // The largest number of peers of a device; copies from other devices go through the host.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
@@ -7427,7 +7418,7 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
                                             bytes, stream);
 }
 
-/// To the host: waits for it. Throws what went wrong in the work before it.
+/// To the host: waits for it. Throws the errors of earlier work.
 inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
@@ -7439,7 +7430,7 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   cuda::synchronize(from_device);
 }
 
-/// On one device, or between two: then each device's stream goes on where the other's data is in order.
+/// On one device, or between two. Between two, each device's stream continues when the other's data is in order.
 inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
@@ -7507,7 +7498,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,
@@ -7549,25 +7540,25 @@ class Tensor {
 
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
-  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  /// `y = x`: from now on the name `y` stands for x's memory; its old numbers stay unchanged.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
-  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
-  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
-  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a handle without a name copies the numbers of
+  /// `y`, a Tensor that broadcasts or a number, as in PyTorch. All handles to the memory see them, as after `x[0] +=
+  /// y`. Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle has one place
+  /// for several elements, or if no other handle has its memory, so that the numbers would be lost (as with a sum).
   template <class Y>
   Tensor operator=(const Y& y) && {
     write_through(*this, y);
     return *this;
   }
-  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  /// Assignments of other values to a name, and assignments to a read-only value, don't compile.
   void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
   template <class Y>
   requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
-  /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
-  /// negative or their product too large for any memory.
+  /// Dense, contents undefined, by default on `default_device`, as below. Throws ShapeError if a size is negative or
+  /// their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
@@ -7587,7 +7578,7 @@ class Tensor {
     return out;
   }
 
-  /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
+  /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
@@ -7621,7 +7612,7 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
   T* data() const { return shifted(data_, storage_.moved()); }
 
-  /// True where the elements lie in row-major order without gaps.
+  /// True if the elements lie in row-major order without gaps.
   bool is_contiguous() const {
     Index expected = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
@@ -7631,7 +7622,7 @@ class Tensor {
     return true;
   }
 
-  /// One element, on the CPU. Throws ShapeError where an index is out of range, UsageError where there is none.
+  /// One element, on the CPU. Throws ShapeError if an index is out of range, UsageError if the tensor is undefined.
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
@@ -7646,7 +7637,7 @@ class Tensor {
     return data()[offset];
   }
 
-  /// The number in a tensor of one element, brought to the host.
+  /// The number in a tensor of one element, copied to the host.
   T item() const {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
@@ -7666,7 +7657,7 @@ class Tensor {
     return out;
   }
 
-  /// Index `at` of an axis, which goes away; a view.
+  /// Index `at` of an axis, which disappears; a view.
   Tensor<T, Rank - 1, D> select(Index axis, Index at) const
     requires(Rank > 0)
   {
@@ -7707,7 +7698,7 @@ class Tensor {
     return out;
   }
 
-  /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
+  /// Another shape over the same memory, which must be dense. One size may be -1: it is computed.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
@@ -7764,7 +7755,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;  // where it was when this handle was made: see Home
+  T* data_ = nullptr;  // its place when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -7781,7 +7772,7 @@ template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
 
 namespace detail {
-/// Throws UsageError where one is undefined: the shape of one without axes says that it has an element.
+/// Throws UsageError if one is undefined: the shape of a tensor without axes would claim one element.
 template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
@@ -7793,7 +7784,7 @@ template <Device D>
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
                     ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
 }
-/// Throws DeviceError where operands are on several devices.
+/// Throws DeviceError if operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
 void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;
@@ -7807,7 +7798,7 @@ void check_same_device([[maybe_unused]] const char* operation, const First& firs
 
 namespace chorus {
 
-/// A copy of the numbers, dense, in memory of its own; undefined where x is.
+/// A copy of the numbers, dense, in memory of its own; undefined if x is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
@@ -7819,13 +7810,13 @@ Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   return out;
 }
 
-/// The same numbers in dense row-major memory: `x` itself where it already is.
+/// The same numbers in dense row-major memory: `x` itself if it is dense already.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
   return x.is_contiguous() ? x : clone(x);
 }
 
-/// What `x[0] = y` does: see Tensor's assignment.
+/// The effect of `x[0] = y`: see Tensor's assignment.
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
@@ -7852,7 +7843,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
     check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
-    // What shares the memory that is written, or lies on another device, is copied first.
+    // A source that shares the written memory, or lies on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
     if (right.device() != x.device()) {
@@ -7868,7 +7859,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   }
 }
 
-/// Says why `y` can't be assigned to a name for a Tensor.
+/// The reason why `y` can't be assigned to a name of a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
   static_assert(std::is_same_v<Y, void>,
@@ -9025,26 +9016,26 @@ struct ReadsParts : detail::Replaced<bool> {
 // <chorus/tensor/promised_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
-/// them can be drawn alone, by whoever keeps it.
+/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a process can
+/// draw only the part that it keeps.
 
 // <chorus/tensor/paged_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-/// PagedMemory: addresses that stay, and pages behind them that come and go.
+/// PagedMemory: addresses that stay, with pages that come and go.
 
 #include <unistd.h>
 
 namespace chorus {
 
-/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
-/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
-/// pages alone go: those at the ends of a range stay.
+/// A zeroed block of the host's memory. Ranges of it can be returned to the system: tensors in them keep their
+/// addresses. Returned ranges count as not allocated on device `slot`; a later write brings pages of zeros. Only whole
+/// pages are returned: those at the ends of a range stay.
 ///
-/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+/// It is made for a Storage, which counts the whole block as allocated while it lives.
 class PagedMemory {
  public:
-  /// Throws Error where the system has no such addresses left.
+  /// Throws Error if the system has no such addresses left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
     void* const data =
@@ -9061,14 +9052,14 @@ class PagedMemory {
 
   std::byte* data() const { return data_; }
 
-  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  /// Returns the pages within bytes [begin, end); their contents are lost. The pages are in use until then.
   void give_back(std::size_t begin, std::size_t end) {
     const auto inner = pages_within(begin, end);
     if (inner == 0) return;
     madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
     count(-static_cast<std::int64_t>(inner));
   }
-  /// Those pages are in use again.
+  /// These pages are in use again.
   void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
 
   static std::size_t page() {
@@ -9091,10 +9082,10 @@ class PagedMemory {
   int slot_;
   trace::Memory kind_;
   std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+  std::int64_t absent_ = 0;  // bytes that a Storage counts although they are absent
 };
 
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+/// Memory of zeros without pages, which counts as not allocated; and its pages.
 inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
@@ -9110,8 +9101,8 @@ inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages
 
 namespace chorus {
 
-/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
-/// give such tensors, and parameters that move take the promise along.
+/// Tensors with addresses but without numbers. While one is current in a thread, the functions of nn::init return such
+/// tensors, and parameters that move take the promise along.
 class PromisedNumbers {
  public:
   /// Draws elements [first, first + count) into `out`.
@@ -9120,7 +9111,7 @@ class PromisedNumbers {
 
   static PromisedNumbers*& current();
 
-  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
+  /// A tensor whose numbers `draw` gives. If it is small, the numbers are drawn now.
   template <class T, int Rank>
   Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
     const auto count = numel(shape);
@@ -9138,12 +9129,12 @@ class PromisedNumbers {
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  /// If numbers at `from` are promised, they are now promised at `to`.
   bool move(const void* from, void* to);
-  /// Numbers that are promised at `from` are needed here no more.
+  /// The promised numbers at `from` are no longer needed here.
   void forget(const void* from);
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
-  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it,
+  /// with the draw of the whole. Returns the part's memory; none if nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
@@ -9154,17 +9145,18 @@ class PromisedNumbers {
     forget(from);
     return add(bytes, count, std::move(draw));
   }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
+  /// Draws elements [first, first + count) of the numbers that are promised at `at` into `out`; false if none are
+  /// promised.
   bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
-  /// Draws what is promised yet, where it is.
+  /// Draws all numbers that are still promised, at their places.
   void keep_the_rest();
 
-  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
-  /// of them would be lost. `name` says whose they are.
+  /// Throws UsageError if a program has written or read the numbers at `at` while they were promised: its change would
+  /// be lost. `name` names their owner.
   void check_untouched(const void* at, const std::string& name);
-  /// The same for all.
+  /// The same for all promised numbers.
   void check_untouched() const;
 
  private:
@@ -9187,7 +9179,7 @@ class PromisedNumbers {
 // <chorus/tensor/promised_numbers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
-/// How numbers are drawn that were promised.
+/// The drawing of promised numbers.
 
 namespace chorus {
 
@@ -9480,29 +9472,30 @@ class Buffer : public AnyBuffer {
 // <chorus/core/ledger.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
-/// What a program has done with a net, in numbers that ranks can compare.
+/// A program's actions on a net, in numbers that ranks can compare.
 
 namespace chorus {
 
-/// Of one rank, since ranks compared last. Those that run the same program have the same in theirs at each pass; else
-/// their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's sampler.
+/// The record of one rank since the last comparison. Ranks that run the same program have the same record at each pass;
+/// otherwise their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's
+/// sampler.
 class Ledger {
  public:
   /// The steps of one optimizer.
   struct Steps {
     const void* optimizer = nullptr;
     std::int32_t count = 0;
-    double lr = 0;              // of the last one
-    std::uint64_t numbers = 0;  // a hash of all that they went by
+    double lr = 0;              // of the last step
+    std::uint64_t numbers = 0;  // a hash of all its inputs
   };
 
-  std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
+  std::int64_t batch = 0;   ///< the last batch of a loader: 0 without one; see `set_batch`
   std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool own_gradients = false;  ///< ranks step with their own, so that a GradScaler may leave out one rank's step
-  bool uneven = false;         ///< parameters have made other numbers of steps on other ranks, as after a join
+  bool own_gradients = false;  ///< ranks step with their own gradients, so that a GradScaler may skip one rank's step
+  bool uneven = false;         ///< parameters have other numbers of steps on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
-  /// An optimizer steps with `lr` and other numbers, of which this is a hash.
+  /// An optimizer steps with `lr` and with other numbers, given by their hash.
   void step(const void* optimizer, double lr, std::uint64_t numbers) {
     std::size_t i = 0;
     while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
@@ -9898,11 +9891,11 @@ class Parameter : public AnyParameter {
 // <chorus/kernels/to_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-/// Tensors on other devices, of the same kind or another.
+/// Tensors on other devices, of the same kind or of another one.
 
 namespace chorus {
 
-/// A dense copy of `x` on `device`; `x` itself where it lies there already.
+/// A dense copy of `x` on `device`; `x` itself if it is there already.
 template <Scalar T, int Rank, Device From, Device To>
 Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
   if constexpr (std::is_same_v<From, To>)
@@ -9924,7 +9917,7 @@ Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
 
 namespace chorus {
 
-/// `[[1, 2], [3, 4]]`; of an axis of over 8 entries the first and last 3 are shown.
+/// `[[1, 2], [3, 4]]`. For an axis of over 8 entries the first and last 3 are shown.
 template <Scalar T, int Rank>
 void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
   if (!tensor.defined()) {
@@ -9954,8 +9947,8 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 
 }  // namespace chorus
 
-/// A shape, `[2, 3]`. It is an array of integers, no type of chorus: the operator is found in the global namespace,
-/// and one that a program has for all arrays goes on to serve the others.
+/// A shape, `[2, 3]`. It is an array of integers and no type of chorus: the operator is in the global namespace, and a
+/// program's own operator for all arrays still serves the others.
 template <class Stream, std::size_t Rank>
 requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
 Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {
@@ -9992,15 +9985,15 @@ Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
 // <chorus/core/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
-/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so
-/// that a run gives the same numbers under every policy and on any number of devices.
+/// The random numbers of an operation: keyed by seed, step, layer and the sample's place in the global batch. A run
+/// gives the same numbers under every policy and on any number of devices.
 
 // <chorus/core/philox.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 /// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or
-/// rank draws it, nor when.
+/// 3", SC 2011). A number depends on its key and its counter alone, not on the device, thread or rank that draws it,
+/// nor on the time.
 
 namespace chorus {
 
@@ -10022,7 +10015,7 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// What the numbers of one random operation are keyed by, beside a sample's place in the global batch.
+/// The key of one random operation's numbers, beside a sample's place in the global batch.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
@@ -10046,7 +10039,7 @@ inline SeedState& seed_state() {
 }
 }  // namespace detail
 
-/// Seeds the initialisation of layers and everything random that no policy seeds.
+/// The seed of layers' initialisation and of all random numbers that no policy seeds.
 inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
@@ -10056,18 +10049,18 @@ inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
-/// The numbers of the nets' forward passes in a part of a program that is run several times, as activation
-/// checkpointing does: each time they are those of the first.
+/// The numbers of the nets' forward passes in a part of a program that runs several times, as under activation
+/// checkpointing. Each run has the numbers of the first.
 class PassNumbers {
  public:
-  /// The next pass begins, which would be number `fresh` if it were the first time.
+  /// The next pass begins. In a first run its number is `fresh`.
   std::uint32_t take(std::uint32_t fresh) {
     if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
     return numbers_[next_++];
   }
-  /// Whether the next pass has been there before.
+  /// Whether the next pass has run before.
   bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
-  /// A run begins. `around`: those of a part that this one is a part of, if it runs for the first time.
+  /// A run begins. `around`: the enclosing part's, if that runs for the first time.
   void rewind(PassNumbers* around) {
     around_ = around;
     next_ = 0;
@@ -10079,28 +10072,28 @@ class PassNumbers {
   std::size_t next_ = 0;
 };
 
-/// What the random operations of one forward pass draw from.
+/// The source of the random operations of one forward pass.
 struct RandomContext {
   std::uint64_t seed = 0;
   /// Number of the forward pass.
   std::uint32_t step = 0;
   /// Counts the random operations of the pass.
   std::uint32_t next_operation = 0;
-  /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
+  /// Place of this device's first sample in the global batch. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
-  /// How many samples this device has; 0: not known.
+  /// The number of this device's samples; 0: unknown.
   std::int64_t samples = 0;
-  /// Of nets that are called in here; null where nothing is run again.
+  /// For nets that are called in here; null if nothing runs again.
   PassNumbers* passes = nullptr;
   /// Whether an operation has drawn numbers: then the next pass has to draw others.
   bool drew = false;
-  /// How many devices or ranks share the batch.
+  /// The number of devices or ranks that share the batch.
   int devices = 1;
   /// The axis of the model's inputs along which samples lie.
   int dim = 0;
-  /// Whether one of the devices has that many samples; null where nobody knows.
+  /// Whether one of the devices has that number of samples; null if unknown.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The slot of the device that this part of the model is on; -1: not known.
+  /// The slot of the device of this part of the model; -1: unknown.
   int device_slot = -1;
 };
 
@@ -10132,7 +10125,7 @@ inline const std::uint32_t*& replay_count() {
 /// The key of the pass's next operation, with the place of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;
-  // Asked first: ranks may settle on another number of the pass.
+  // Asked first: ranks may agree on another number of the pass.
   const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
   return {context.seed, context.step, context.next_operation++, first, replay_count()};
 }
@@ -10142,16 +10135,16 @@ inline RandomKey next_key_outside_of_policies() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it; else, or `same_on_all`, all devices draw the same.
-/// One that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+/// The key for the next random operation of this thread, on a tensor with `rows` rows along its first axis: one for
+/// each sample, or several if another axis was joined to it. Otherwise, or with `same_on_all`, all devices draw the
+/// same. An operation that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
   auto* context = detail::random_context();
   if (context == nullptr) return detail::next_key_outside_of_policies();
   RandomKey key = detail::next_key(*context, draws);
   const bool of_samples = context->samples > 0 && rows % context->samples == 0;
   if (of_samples) key.first_sample *= rows / context->samples;
-  // Along another axis than the first, samples can't be counted here.
+  // Samples along another axis than the first can't be counted here.
   if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
   return key;
 }
@@ -10168,17 +10161,16 @@ inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same
 // <chorus/data/dataset.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
-/// What a loader asks of a dataset, and the form that the library's own take: images as bytes in memory.
+/// The interface of a dataset for a loader, and the form of the library's own: images as bytes in memory.
 
 // <chorus/data/random_stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
-/// Random numbers of one sample: a Philox stream named by (key, place, lap), so that it is the same on any rank or
-/// thread.
+/// Random numbers of one sample: a Philox stream named by (key, place, lap). It is the same on any rank or thread.
 
 namespace chorus::data {
 
-/// What a stream is for; streams of different purposes under one seed have nothing in common.
+/// The purpose of a stream. Streams of different purposes under one seed are independent.
 enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
@@ -10216,8 +10208,8 @@ class RandomStream {
   /// In [low, high).
   float uniform(float low, float high) { return low + (high - low) * uniform(); }
 
-  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`, so
-  /// that no value is likelier than another by more than 2^-32.
+  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`. The
+  /// probabilities of two values differ by at most 2^-32.
   Index below(Index count) {
     const auto n = static_cast<std::uint64_t>(count);
     const std::uint64_t high = word(), low = word();
@@ -10237,8 +10229,8 @@ class RandomStream {
 // <chorus/data/transforms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
-/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
-/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
+/// Changes of an image between the dataset and the batch. Random transforms draw from the sample's own stream, keyed by
+/// (seed, epoch, sample): a sample looks the same on every rank, device and worker.
 
 namespace chorus::data {
 
@@ -10256,7 +10248,7 @@ struct Image {
   }
 };
 
-/// Changes an image in place. It is called on several threads at once; any function object of this form will do.
+/// Changes an image in place. Several threads call it at once. Any function object of this form will do.
 using Transform = std::function<void(const Image&, RandomStream&)>;
 
 /// (pixel - mean) / stddev, per channel.
@@ -10277,8 +10269,7 @@ struct RandomHorizontalFlip {
   }
 };
 
-/// Pads all sides with `padding` zeros and cuts a window of the old size out of a random place: a shift of up to
-/// `padding`.
+/// Pads all sides with `padding` zeros and cuts a window of the old size at a random place: a shift of up to `padding`.
 struct RandomCrop {
   Index padding = 4;
 
@@ -10342,9 +10333,8 @@ enum class Split : std::uint8_t { train, test };
 constexpr std::string_view name(Split split) { return split == Split::train ? "train" : "test"; }
 
 /// A numbered collection of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with
-/// pixels in [0, 1], and returns the label, in [0, classes()); it is called on several threads at once, and it has to
-/// return: a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by
-/// default.
+/// pixels in [0, 1], and returns the label, in [0, classes()). Several threads call it at once. It has to return, since
+/// a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by default.
 template <class D>
 concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -10368,16 +10358,17 @@ concept ReadsSamples = requires(const D& dataset, Index i) {
 };
 }  // namespace detail
 
-/// A numbered collection of anything: `get(i)` returns a sample, on several threads at once. That is a number, a Tensor
-/// on the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
-/// draw from it, for augmentation: the numbers are those of (seed, epoch, sample), whoever prepares the sample.
+/// A numbered collection of any samples. `get(i)` returns a sample, on several threads at once: a number, a Tensor on
+/// the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
+/// draw random numbers for augmentation. They depend on (seed, epoch, sample), whichever thread or rank prepares the
+/// sample.
 template <class D>
 concept Samples = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<Index>;
 }
 &&(detail::DrawsSamples<D> || detail::ReadsSamples<D>);
 
-/// What a DataLoader takes.
+/// Anything that a DataLoader accepts.
 template <class D>
 concept Dataset = LabelledImages<D> || Samples<D>;
 
@@ -10394,14 +10385,14 @@ using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::decl
 }  // namespace detail
 
 /// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
-/// SyntheticImages are ways to fill one, so that a program can choose between them at run time:
-/// `ImageDataset train = SyntheticImages{8000, seed};`
+/// SyntheticImages fill one, so that a program can choose between them at run time: `ImageDataset train =
+/// SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
   /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
   using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
 
-  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError where the sizes don't fit.
+  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if the sizes don't fit.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
@@ -10414,13 +10405,13 @@ class ImageDataset {
     labels_ = shared(std::move(labels));
   }
 
-  /// `count` images, each made by `make` when it is first read; one that is never read takes no time and no memory.
+  /// `count` images. `make` makes each when it is first read; an unread image takes no time and no memory.
   ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
       : shape_(shape),
         size_(count),
         classes_(classes),
         normalization_(std::move(normalization)),
-        // Left as the system hands them out: pages that nobody writes to stay unused.
+        // Left as the system provides them: untouched pages stay unused.
         pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
         labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
         make_(std::move(make)),
@@ -10429,7 +10420,7 @@ class ImageDataset {
   Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
-  /// Mean and standard deviation of the pixels by channel, as they are commonly used with this dataset.
+  /// Mean and standard deviation of the pixels by channel, the usual ones for this dataset.
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {
@@ -10456,7 +10447,7 @@ class ImageDataset {
   Index size_, classes_;
   Normalize normalization_;
   Bytes pixels_, labels_;
-  Make make_;  // empty where all images are there from the start
+  Make make_;  // empty if all images exist from the start
   std::shared_ptr<std::once_flag[]> made_;
 };
 
@@ -10469,13 +10460,13 @@ namespace chorus::data {
 class Cifar10 : public ImageDataset {
  public:
   /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
-  /// where its size or a label is wrong.
+  /// `cifar-10-batches-bin` in it. Throws FileError with the path and the contents of the folder if a file is missing,
+  /// or if its size or a label is wrong.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
+  /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
   static std::string find(const std::string& folder);
-  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
+  /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
   static std::string advice(const std::string& folder);
 
  private:
@@ -10508,13 +10499,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -10523,7 +10514,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` as far as the file goes; returns the number of bytes.
+  /// Fills `to` up to the end of the file; returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> to);
 
  private:
@@ -10547,21 +10538,21 @@ class InputFile {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -10571,8 +10562,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -10628,7 +10619,7 @@ CHORUS_INLINE std::string what_is_there(const std::string& folder) {
 }
 
 CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
   const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
   struct stat facts {};
@@ -10666,7 +10657,7 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
 }
 
 namespace detail {
-/// Where the files come from.
+/// The source of the files.
 inline constexpr const char* cifar10_source =
     "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
 }  // namespace detail
@@ -10733,13 +10724,13 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 // <chorus/data/loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
-/// DataLoader: batches of a dataset as tensors, prepared by background threads while the caller trains on the one
+/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the batch
 /// before.
 
 // <chorus/data/collate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
-/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and the rest a vector.
+/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and other values a vector.
 
 // <chorus/data/fields.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
@@ -10762,7 +10753,7 @@ template <class X, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return requires { X{((void)I, Anything{})...}; };
 }
-/// Members of a plain struct: so many initial values it takes at most. An array among them counts for all it has.
+/// Members of a plain struct: the largest number of initial values that it takes. An array counts for all its elements.
 template <class X, std::size_t N = 8>
 constexpr std::size_t members() {
   if constexpr (takes<X>(std::make_index_sequence<N>()))
@@ -10842,12 +10833,12 @@ template <class X>
 concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
     !std::same_as<NumberInRow<X>, char>;
 
-/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
-/// what shape it has, too.
+/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others also
+/// determine its shape.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is.
-  /// `most`: the length to fill up to; 0: that of the longest.
+  /// `padding`: numbers that fill up the first axis of fields; the last one serves all later fields. Empty: no padding.
+  /// `most`: the length after filling; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
@@ -10877,7 +10868,7 @@ class Collator {
   }
 
  private:
-  /// Numbers in a row, with what `stack` asks of a tensor.
+  /// Numbers in a row, with the interface that `stack` needs from a tensor.
   template <class T>
   struct View {
     std::span<const T> numbers;
@@ -10888,7 +10879,7 @@ class Collator {
 
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
-    // In braces: from left to right, as padding is counted.
+    // In braces: evaluated from left to right, since padding is counted.
     return std::tuple{
         (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
@@ -10931,8 +10922,8 @@ class Collator {
   std::size_t padded_ = 0;  // fields so far
 };
 
-/// The batch of no samples that has the shapes of `batch`, which is of one sample. Throws UsageError where samples
-/// don't lie along the first axis.
+/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples don't lie along the
+/// first axis.
 template <class B>
 B none_of(const B& batch) {
   if constexpr (AnyTensor<B>) {
@@ -10961,10 +10952,10 @@ B none_of(const B& batch) {
 
 }  // namespace detail
 
-/// What a DataLoader does with samples by default, as PyTorch's default_collate: tensors of one shape are stacked, with
-/// an axis more in front; numbers, and numbers in a row (std::vector, std::array), become a tensor; pairs, tuples and
-/// plain structs a tuple of what their members become; anything else, such as texts, a std::vector. Throws ShapeError
-/// where shapes differ.
+/// The default of a DataLoader, like PyTorch's default_collate. Tensors of one shape are stacked along a new first
+/// axis. Numbers, and numbers in a row (std::vector, std::array), become a tensor. Pairs, tuples and plain structs
+/// become a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if
+/// shapes differ.
 struct DefaultCollate {
   template <class Sample>
   auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
@@ -10975,7 +10966,7 @@ struct DefaultCollate {
 /// See pad_to_longest and pad_to.
 template <bool Whole>
 struct Padding {
-  /// Samples of other ranks are read, too: the length is that of the whole batch.
+  /// Samples of other ranks are read, too, since the length is that of the whole batch.
   static constexpr bool whole_batch = Whole;
   Index length = 0;
   std::vector<double> values = {};
@@ -10987,10 +10978,10 @@ struct Padding {
   }
 };
 
-/// Collates as DefaultCollate does, and fills tensors and numbers in a row up along their first axis to the longest of
-/// the global batch: `pad_to_longest(0, -100)` with zeros in the first such member of a sample, with -100 in all
-/// others. The length is the same on all ranks and under every policy, for which each rank reads the whole batch;
-/// `pad_to` reads its share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+/// Collates like DefaultCollate, and fills tensors and numbers in a row up along their first axis to the longest of the
+/// global batch. `pad_to_longest(0, -100)` fills with zeros in the first such member of a sample, and with -100 in all
+/// others. The length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to`
+/// reads its own share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
   if constexpr (sizeof...(Values) == 0)
@@ -10999,7 +10990,8 @@ Padding<true> pad_to_longest(Values... values) {
     return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for one below 1, and where it is used ShapeError for a longer sample.
+/// The same to a fixed length. Throws UsageError for a length below 1, and, when it is used, ShapeError for a longer
+/// sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
@@ -11011,7 +11003,7 @@ Padding<false> pad_to(Index length, Values... values) {
 
 namespace detail {
 
-/// One of the library's: it also gets samples that are not in the batch, for their shapes.
+/// A function of the library: it also gets samples outside of the batch, for their shapes.
 template <class Collate, class Sample>
 concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
   collate(samples, Index{}, Index{});
@@ -11048,12 +11040,12 @@ constexpr bool collates_whole() {
 // <chorus/data/sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
-/// Which samples a rank trains on, in which order: one order per (seed, epoch), cut into global batches, each shared
-/// out.
+/// The samples of a rank and their order: one order per (seed, epoch), cut into global batches, each of which is cut
+/// into shares.
 
 namespace chorus::data {
 
-/// Which share of the samples a sampler gives, and in which order.
+/// The share of the samples that a sampler gives, and their order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
@@ -11063,7 +11055,7 @@ struct SamplerOptions {
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
   int shares = 0;
-  /// For a net of several ranks, which compare the batches that they compute on.
+  /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
 
@@ -11082,7 +11074,8 @@ class Sampler {
   /// ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
-  /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
+  /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the
+  /// same.
   void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
@@ -11099,19 +11092,19 @@ class Sampler {
   /// Number of samples of global batch `b`, over all ranks and without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
-  /// The place in global batch `b` at which this rank's share starts.
+  /// The place in global batch `b` at which this rank's share begins.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
   std::span<const Index> share(Index b, Index batch) const&;
-  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
+  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a destroyed sampler
 
-  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
+  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid as long.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
-  /// What the random numbers of the i-th sample of this rank's share go by: the sample, or, where an order may have a
-  /// sample several times, its place in the epoch.
+  /// The key of the random numbers of the i-th sample of this rank's share: the sample, or, if an order may repeat a
+  /// sample, its place in the epoch.
   Index stream(Index b, Index batch, Index i) const;
 
  protected:
@@ -11122,7 +11115,7 @@ class Sampler {
  private:
   void check_batch(Index batch) const;
 
-  /// The place in a global batch of `count` samples at which the share of `rank` starts and that of the rank before
+  /// The place in a global batch of `count` samples at which the share of `rank` begins and that of the rank before
   /// ends.
   Index boundary(Index count, int rank) const;
 
@@ -11131,13 +11124,13 @@ class Sampler {
 
   Index size_, length_;  // of the dataset, and of an epoch
   SamplerOptions options_;
-  Draw draw_ = {};  // where the order is neither the dataset's nor a permutation
+  Draw draw_ = {};  // set if the order is neither the dataset's nor a permutation
   bool repeats_ = false;
   Index epoch_ = 0;
   std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
 
-/// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
+/// PyTorch's name for a sampler with a rank and a world size; a world of one is no special case.
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::data
@@ -11171,25 +11164,25 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
 
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
+/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
+/// place in the global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
 /// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
-/// unit_float(word) >= p.
+/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
+/// p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -11197,7 +11190,7 @@ CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
 }
 CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
 
-/// What kept elements are multiplied by.
+/// The factor of kept elements.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 }  // namespace chorus::kernels
@@ -11216,7 +11209,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 // Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
@@ -11226,11 +11219,11 @@ void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey&
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is no probability.
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
@@ -11250,7 +11243,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
 
 #include <numbers>
 
@@ -11272,8 +11265,7 @@ struct UniformNumbers {
                                     words[static_cast<unsigned>(2 * k + 1)]) >>
                                    11) *
                0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
+      // In double the product is exact for floats, so a compiler may fuse it with the sum or not.
       const C value = static_cast<C>(start + width * unit);
       out[k] = value < last ? value : last;
     }
@@ -11302,8 +11294,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its probability.
+/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -11630,14 +11621,14 @@ namespace chorus::data {
 
 /// One rank's share of a global batch: `auto& [images, labels] = batch;`.
 struct Batch {
-  Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 where the share is empty
+  Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 if the share is empty
   Tensor<std::int64_t, 1> labels;  ///< [samples]
   Index index = 0;                 ///< number of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
   Index first_sample = 0;          ///< place of images[0] in the global batch
-  /// [views, samples, channels, height, width]: each sample as often as LoaderOptions::views says, augmented
-  /// independently. views[0] is `images`, views[1] another view of the same samples, and
-  /// views.view(Shape<4>{views * samples, channels, height, width}) has one view after the other.
+  /// [views, samples, channels, height, width]: LoaderOptions::views copies of each sample, augmented independently.
+  /// views[0] is `images`, views[1] another view of the same samples, and views.view(Shape<4>{views * samples,
+  /// channels, height, width}) has one view after the other.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>
@@ -11654,21 +11645,21 @@ struct Batch {
 struct LoaderOptions {
   Index batch = 64;        ///< samples in a global batch: shared out among the ranks
   int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
-  int prefetch = 2;        ///< batches that each worker may be ahead
-  bool drop_last = false;  ///< leave out a last batch that isn't full
-  // Of images alone; other data draw what they need in their `get(i, random)`.
-  bool normalize = true;  ///< apply the dataset's own normalisation, where it has one, after the transforms
+  int prefetch = 2;        ///< batches that each worker may prepare in advance
+  bool drop_last = false;  ///< skip a last batch that isn't full
+  // For images alone; other data draw their random numbers in `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's own normalisation, if it has one, after the transforms
   std::vector<Transform> transforms = {};
   /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
   int views = 1;
-  /// Of the random transforms; else the sampler's. Two loaders with one sampler's seed and other seeds here have the
-  /// same samples in the same order, and see each in another way.
+  /// The seed of the random transforms; by default the sampler's. Two loaders with one sampler's seed and different
+  /// seeds here have the same samples in the same order, with different augmentation.
   std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
 
-/// What a loader of images needs of its dataset, whatever its type.
+/// The interface of any dataset of images for a loader.
 struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
@@ -11678,19 +11669,19 @@ struct ImageSource {
   Batch make(const Sampler& sampler, Index b) const;
 };
 
-/// Throws UsageError where the sampler is for another size than the dataset's, or an option makes no sense.
+/// Throws UsageError if the sampler is for another size than the dataset's, or an option is invalid.
 void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
 
-/// Throws UsageError for options that are about images.
+/// Throws UsageError for options of images.
 void refuse_image_options(const LoaderOptions& options);
 
-/// Says once on stderr, on rank 0, that nobody calls set_epoch.
+/// Warns once on stderr, on rank 0, that set_epoch is never called.
 void warn_of_one_order(const Sampler& sampler);
 
 template <class B>
 struct LoaderPass;
 
-/// All of DataLoader that depends on the batches' type alone.
+/// The part of DataLoader that depends on the type of the batches alone.
 template <class B>
 class Loader {
  public:
@@ -11703,17 +11694,17 @@ class Loader {
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Takes the order and the augmentation of another epoch, from the next begin() on. Passes that are under way go on
-  /// in theirs.
+  /// Sets the order and the augmentation of another epoch, from the next begin() on. Passes that are under way keep
+  /// theirs.
   void set_epoch(Index epoch);
 
-  /// Lets the next pass start at batch `batches`, to go on where an earlier run was left; the one after is whole again.
-  /// A pass counts from its first ++ on: whoever looks at the first batch alone, as `*loader.begin()`, takes nothing.
+  /// Lets the next pass start at batch `batches`, to continue an earlier run; the pass after it is whole again. A pass
+  /// counts from its first ++ on: a program that reads only the first batch, by `*loader.begin()`, uses up nothing.
   /// Throws UsageError for more batches than an epoch has.
   void skip(Index batches);
 
-  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; that of another begin() is
-  /// one of its own.
+  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; another begin() starts its
+  /// own.
   class Iterator {
    public:
     using value_type = B;
@@ -11727,8 +11718,8 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
-    /// For a loader around this one that reads ahead: from now on ++ takes nothing, and `goes_on` says that its own
-    /// reader has come to a second batch.
+    /// For a loader around this one that reads ahead: from now on ++ uses up nothing, and `goes_on` tells that the
+    /// outer loader's reader has reached a second batch.
     void reads_ahead() const;
     void goes_on() const;
 
@@ -11736,8 +11727,8 @@ class Loader {
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
-  /// Starts a pass of its own, with workers of its own. Says once on stderr, on rank 0, where shuffled data come in one
-  /// order again since nobody has called set_epoch; a look at a first batch is no epoch.
+  /// Starts a pass of its own, with its own workers. Warns once on stderr, on rank 0, if shuffled data repeat their
+  /// order because set_epoch is not called; reading a first batch is no epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -11754,21 +11745,21 @@ class Loader {
   };
   friend struct LoaderPass<B>;
 
-  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, have it, too
+  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, share it
   Sampler sampler_;
   Index batches_ = 0;
-  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there, and go on, set it to 0
-  int epochs_unset_ = 0;  // begun since the loader was made, until set_epoch is called
-  /// The one begun last: `auto& batch = *loader.begin()` is good until the next begin().
+  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there and continue set it to 0
+  int epochs_unset_ = 0;  // epochs begun since the loader was made, until set_epoch is called
+  /// The last one begun: `auto& batch = *loader.begin()` is valid until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;    // the one that epochs_unset_ has counted last
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the last one that epochs_unset_ counted
   std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
 };
 
 template <class D, class Collate>
 inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
 
-/// What a loader of other data than images makes: what `collate` returns.
+/// The batches of a loader of other data than images: the result of `collate`.
 template <class D, class Collate>
 auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
                 Index b) {
@@ -11777,7 +11768,7 @@ auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& o
   const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
   // An empty share has the shapes of the batch's first sample.
   const auto read = whole ? all : share.empty() ? all.first(1) : share;
-  const Index place = whole || share.empty() ? -first : 0;  // of what is read, from the share's begin on
+  const Index place = whole || share.empty() ? -first : 0;  // of the samples that are read, from the share's begin on
   std::vector<SampleOf<D>> samples;
   samples.reserve(read.size());
   for (std::size_t i = 0; i < read.size(); ++i) {
@@ -11803,25 +11794,25 @@ struct BatchOf<D, Collate> {
 
 }  // namespace detail
 
-/// Batches of `dataset`, in the order and the shares of `sampler`; the loader keeps a reference to the dataset, which
-/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch; the same one again unless
-/// `set_epoch` says otherwise. Threads live from begin() to the end of the epoch, to the next begin() or to the
-/// loader's destruction. What a worker throws is rethrown to the caller, at the batch where it happened.
+/// Batches of `dataset`, in the order and the shares of `sampler`. The loader keeps a reference to the dataset, which
+/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch: always the same one, unless
+/// `set_epoch` is called. Threads live from begin() to the end of the epoch, to the next begin() or to the loader's
+/// destruction. An exception of a worker is rethrown to the caller at its batch.
 ///
-/// A batch of images is a `Batch`. Of other data it is what `collate` returns, which is called on several threads:
-/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...]; or a function of one's own
-/// of a std::vector of samples, this rank's share. Where a share is empty that is called with one sample, and its
-/// tensors are cut to none along the first axis.
+/// A batch of images is a `Batch`. A batch of other data is the result of `collate`, which several threads call:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your own function of a
+/// std::vector of samples, this rank's share. For an empty share that function gets one sample, and its tensors are cut
+/// to length 0 along the first axis.
 template <Dataset D, class Collate = DefaultCollate>
 class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::type> {
   using Base = detail::Loader<typename detail::BatchOf<D, Collate>::type>;
 
  public:
-  /// Throws UsageError where the sampler is for another size, or an option makes no sense.
+  /// Throws UsageError if the sampler is for another size, or an option is invalid.
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
       : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
         dataset_(&dataset) {}
-  // The dataset would be gone at once.
+  // Refused: the dataset would be destroyed at once.
   DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }
@@ -11849,7 +11840,7 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
 
 }  // namespace chorus::data
 
-// A batch takes part in structured bindings as its images and labels.
+// Structured bindings of a batch are its images and labels.
 template <>
 struct std::tuple_size<chorus::data::Batch> : std::integral_constant<std::size_t, 2> {};
 template <>
@@ -11882,8 +11873,8 @@ struct std::tuple_element<1, chorus::data::Batch> {
 
 namespace chorus::detail {
 
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
+/// Blocks all signals in this thread while it lives, and for ever in a thread that is started meanwhile. Signals go to
+/// the threads that the user knows, and to a launcher's supervising thread.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -11899,7 +11890,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, where the system
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the system
+/// allows no more threads.
 /// allows no more of them.
 template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {
@@ -11918,8 +11910,8 @@ Thread start_thread(std::string_view who, Body body) {
 
 namespace chorus::data {
 
-/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the one that is
-/// taken next; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
+/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the next one to be
+/// taken; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
 template <class Item>
 class Prefetch {
  public:
@@ -11937,11 +11929,11 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next item; none after the last. Rethrows what `make` threw for it, and has no item after that.
+  /// The next item; none after the last. Rethrows the exception of its `make`, and has no item after that.
   std::optional<Item> next() {
     if (taken_ >= count_) return std::nullopt;
     if (threads_.empty()) {
-      const Index i = std::exchange(taken_, count_);  // the end, should make_ throw
+      const Index i = std::exchange(taken_, count_);  // the end, if make_ throws
       std::optional<Item> item = make_(i);
       taken_ = i + 1;
       return item;
@@ -12010,7 +12002,7 @@ class Prefetch {
 
 namespace chorus::data::detail {
 
-/// One pass over a loader's data: what it reads is its own, or never changes.
+/// One pass over a loader's data. Everything that it reads is its own, or never changes.
 template <class B>
 struct LoaderPass {
   /// A batch, and its place for a trace.
@@ -12022,15 +12014,15 @@ struct LoaderPass {
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
   std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
-  bool went_on = false;              // by ++: until then it is a look at the first batch
-  bool in_loop = false;              // somebody has asked for its end
+  bool went_on = false;              // by ++: until then only the first batch was read
+  bool in_loop = false;              // somebody has compared with the end
   bool reads_ahead = false;
   bool aside = false;  // within another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
-    current.reset();  // its memory is free for the next batch to be made
+    current.reset();  // its memory is free for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
     if (span && current)
@@ -12057,7 +12049,7 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
-  // A loop that was left in its first batch is no look, where the epochs are counted.
+  // If epochs are counted, a loop that ended in its first batch is an epoch.
   if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
     Iterator(newest_).goes_on();
   epochs_unset_ = -1;
@@ -12074,10 +12066,10 @@ template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
   const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch; nor is one after a look.
+  // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
-  // A loop within the first batch of the one that starts at the place to go on from is whole.
+  // A loop within the first batch of the pass that starts at the skipped place is whole.
   const auto at_skip = at_skip_.lock();
   const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
                       at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
@@ -12103,7 +12095,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();
-  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left, to look at or to go on to
+  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left to read
   return Iterator(newest_);
 }
 
@@ -12144,7 +12136,7 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/data/loader_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
-/// How DataLoader makes batches of images, and what it checks.
+/// How DataLoader makes batches of images, and its checks.
 
 // <chorus/core/say.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
@@ -12154,16 +12146,15 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -12179,7 +12170,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -12254,7 +12245,7 @@ CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
     for (Index view = 1; view < options.views; ++view)
       std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
     for (Index view = 0; view < options.views; ++view) {
-      // No dataset has 2^48 samples: each view draws as if it were of another one.
+      // No dataset has 2^48 samples: each view draws like a sample of another one.
       const Index stream = sampler.stream(b, options.batch, static_cast<Index>(i));
       RandomStream random(seed, Purpose::augment, stream + (view << 48), sampler.epoch());
       for (const auto& transform : options.transforms) transform(image_of(view, i), random);
@@ -12279,16 +12270,16 @@ extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 
 namespace chorus::data {
 
-/// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
+/// Images of shape {1, 28, 28} (or the file's size) and labels from 0 to 9.
 class Mnist : public ImageDataset {
  public:
   /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
-  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
-  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
-  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
+  /// front of `idx`, each plain, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
+  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path and the contents
+  /// of the folder if one is missing, if one is malformed, or if they don't fit each other.
   explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
+  /// The path of one of MNIST's files, under any of its names; nothing if it is missing.
   static std::string find(const std::string& folder, Split split, const char* suffix);
   static constexpr const char* images = "-images-idx3-ubyte";
   static constexpr const char* labels = "-labels-idx1-ubyte";
@@ -12315,7 +12306,7 @@ class Mnist : public ImageDataset {
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib where the build has it.
+/// Files compressed with gzip, through zlib if the build has it.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -12325,8 +12316,8 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
+/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
+/// arrived, not with the number in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
@@ -12338,7 +12329,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+/// Decompresses a file in order. It never makes more bytes than the caller asks for.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -12351,10 +12342,10 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
   /// short.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
@@ -12372,7 +12363,7 @@ class GzipFile {
     return done;
   }
 
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  /// True if the file has nothing but the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -12395,7 +12386,7 @@ class GzipFile {
 
 #else
 
-/// Stands in where the build has no zlib: throws FileError.
+/// For builds without zlib: throws FileError.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) {
@@ -12427,7 +12418,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit; a compressed one only sets a limit, and its end is looked at after
+// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -12435,7 +12426,7 @@ inline std::string room(const InputFile& file) { return cat("the file has ", fil
 inline std::string room(const GzipFile& file) {
   return cat("the compressed file can't hold more than ", file.size_limit());
 }
-/// Reads `count` values, or those that are there.
+/// Reads `count` values, or fewer at the end of the file.
 inline void read_values(InputFile& file, std::vector<std::uint8_t>& values, std::uint64_t count) {
   values.resize(count);
   values.resize(file.read(values));
@@ -12468,7 +12459,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // Above 2^32 values no file fits, and a product of two 32-bit factors can't wrap.
+    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -12484,9 +12475,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError
-/// where the header, the sizes and the length don't fit each other; memory is taken for what the file holds, not for
-/// what its header says.
+/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
+/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
+/// in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -12498,13 +12489,13 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 namespace chorus::data {
 
 namespace detail {
-/// The path of one of the files in `place` itself, or nothing where there is none.
+/// The path of one of the files in `place` itself; nothing if it is missing.
 inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
   const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
-  std::string something;  // that is there, and no file
+  std::string something;  // of an entry that is no file
   for (const auto& name : names) {
     const std::string path = cat(place, "/", name);
     if (!file_exists(path)) continue;
@@ -12518,7 +12509,7 @@ inline std::string mnist_file_in(const std::string& place, Split split, const ch
 }  // namespace detail
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels are of one place: another one may hold those of another dataset.
+  // Images and labels come from one place: another place may hold another dataset's.
   for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
     const std::string place = folder + inside;
     if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())
@@ -12565,9 +12556,9 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
 namespace chorus::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
-/// it is first read, so that a rank makes its share alone. Programs compiled with and without fused multiply-add round
-/// differently: one pixel in 100,000 or fewer is then off by 1/255.
+/// test split shares no random number with the train split, and the labels repeat from 0 to 9. An image is made when it
+/// is first read, so that a rank makes only its share. Programs with and without fused multiply-add round differently:
+/// one pixel in 100,000 or fewer then differs by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
@@ -12585,7 +12576,7 @@ class SyntheticImages : public ImageDataset {
 
   static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
-  /// Where there is ink, from 0 to 1.
+  /// The places of ink, from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink);
 
   /// A line with round ends; its edge fades over one pixel.
@@ -12631,7 +12622,8 @@ CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shap
 
 CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
                                                std::span<float> ink) {
-  // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
+  // The strokes of a seven-segment display between its six corners, two a row, from the top; and the strokes of each
+  // digit.
   constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
   constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
                                        0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};
@@ -12721,7 +12713,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
 // <chorus/io/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
-/// What <chorus/chorus.hpp> declares, but whose header it leaves out: a program that forgets it is told which it is.
+/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
 
 namespace chorus::io {
 
@@ -12737,23 +12729,24 @@ LoadReport load(Model& model, const std::string& path);
 // <chorus/io/model_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_HPP
-/// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
+/// Models as safetensors files: every parameter and buffer under its path, with PyTorch's name (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
 // <chorus/io/tensor_entry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
+/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// writer.
 
 #include <map>
 
 namespace chorus::io {
 
-/// The notes that a file carries beside its tensors: text by text.
+/// The notes that a file has beside its tensors: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and those that tensors don't have.
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
+/// which writers sort tensors: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -12791,7 +12784,7 @@ inline constexpr FileDTypeFacts file_dtypes[] = {
     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
 }  // namespace detail
 
-/// The name in the file, as `F8_E4M3`.
+/// The name in the file, such as `F8_E4M3`.
 constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
 
 /// Bits of one element; F4 and F6 elements are packed.
@@ -12810,8 +12803,8 @@ constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::na
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
-/// follows the header. Nothing is said about alignment.
+/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
   FileDType dtype{};
@@ -12820,7 +12813,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -12833,7 +12826,7 @@ inline constexpr std::uint64_t format_header_bytes = 100'000'000;
 
 namespace detail {
 
-/// How a message about one tensor of a file begins.
+/// The beginning of a message about one tensor of a file.
 struct TensorOfFile {
   std::string_view path, tensor;
 };
@@ -12841,7 +12834,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` where they can't be counted.
+/// Bytes of a tensor. Throws `Kind` if they can't be counted.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -12869,7 +12862,7 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
   check<Kind>(!control, who, "its name has a control character");
 }
 
-/// Throws `Kind` where a name comes twice.
+/// Throws `Kind` if a name repeats.
 template <class Kind>
 void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
   std::sort(names.begin(), names.end());
@@ -12889,22 +12882,22 @@ void check_names_differ(std::string_view path, std::vector<std::string_view> nam
 // <chorus/core/layer_watch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
-/// Who watches the layers of a forward pass, and their multiply-adds, as a model's summary does.
+/// A watch over the layers of a forward pass and their multiply-adds, for a model's summary.
 
 namespace chorus::detail {
 
 class LayerWatch {
  public:
   virtual ~LayerWatch() = default;
-  /// A layer's call begins; those that begin before it ends are within it.
+  /// A layer's call begins. Calls that begin before it ends are within it.
   virtual void begins(const void* layer) = 0;
   /// The innermost call has ended. `output`: its shape, for people.
   virtual void ended(const std::string& output) = 0;
-  /// An operation of the innermost call has done so many.
+  /// An operation of the innermost call has done that number of multiply-adds.
   virtual void multiply_adds(std::int64_t count) = 0;
 };
 
-/// The one that watches this thread, or null.
+/// The watch of this thread, or null.
 inline thread_local constinit LayerWatch* layer_watch = nullptr;
 
 inline void count_multiply_adds(std::int64_t count) {
@@ -12918,21 +12911,21 @@ inline void count_multiply_adds(std::int64_t count) {
 // <chorus/core/recomputation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
-/// What layers found in a part of a forward pass that is run again, as activation checkpointing does in backward: the
-/// second time they go by the same, and leave alone what they change in a pass.
+/// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
+/// The second time they use the first findings, and leave the values unchanged that they change in a pass.
 
 namespace chorus {
 
 /// The findings of one such part.
 class FirstRun {
  public:
-  /// What layer `of` found about `what` when the part ran first; in that run `now`, which is remembered. Where the part
-  /// itself changes it on the way it is what it is now, each time.
+  /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
+  /// the part itself changes the value on the way, it is the present value each time.
   bool found(const void* of, int what, bool now);
-  /// Whether the part, or one that it is a part of, runs again.
+  /// Whether the part, or an enclosing one, runs again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
-  /// A run begins. `around`: the part that this one is a part of, while it runs first.
+  /// A run begins. `around`: the enclosing part, while that runs first.
   void begin(FirstRun* around, bool again) {
     around_ = around;
     repeats_ = again;
@@ -12956,8 +12949,8 @@ struct FirstRunScope : Replaced<FirstRun*> {
 };
 }  // namespace detail
 
-/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each pass in training,
-/// as batch norm does, leaves it alone then: the pass was counted the first time.
+/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each training pass,
+/// such as batch norm, then leaves it unchanged: the pass was counted the first time.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus
@@ -13291,9 +13284,9 @@ CHORUS_INLINE void Module::train(bool training) {
 namespace chorus::io {
 
 namespace detail {
-/// All names that each parameter and buffer has in a model, by the first of them.
+/// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
 void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
@@ -13301,17 +13294,17 @@ template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
-/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
-/// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
+/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
+/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has
-/// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
-/// their next collective call.
+/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
+/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
+/// they find out in their next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;
@@ -13333,19 +13326,19 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/io/model_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
-/// How a model's numbers get into a file.
+/// How a model's numbers are written to a file.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
+/// format: https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13353,17 +13346,16 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <cerrno>
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -13379,7 +13371,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -13402,21 +13394,21 @@ class HeldSignal {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -13426,8 +13418,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -13445,7 +13437,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -13461,7 +13453,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -13470,7 +13462,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -13506,16 +13498,16 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -13525,14 +13517,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -13544,17 +13536,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -13565,8 +13557,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -13575,7 +13567,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 #include <sys/file.h>
@@ -13585,7 +13577,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -13602,7 +13594,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -13668,7 +13660,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -13727,8 +13719,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -13791,16 +13783,16 @@ struct TensorView {
 
 namespace detail {
 
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
+/// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
+/// reader would refuse the file.
 std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
+/// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
+/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -13809,12 +13801,12 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// How a file is laid out as the reference writer does.
+/// The layout of a file, as the reference writer makes it.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -13841,13 +13833,13 @@ inline void append_json_string(std::string& out, std::string_view text) {
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -13857,7 +13849,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -13897,7 +13889,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -13927,8 +13919,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -13949,7 +13941,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -13960,7 +13952,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -13988,13 +13980,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -14096,7 +14088,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -14219,36 +14211,36 @@ inline AxisPart PartOfParameter::mine() const { return group->part(layout().widt
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -14268,14 +14260,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -14285,7 +14277,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -14308,8 +14300,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -14320,7 +14312,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -14351,14 +14343,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -14370,7 +14362,7 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, brought to the host.
+/// Tensors on their way to a file, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -14450,7 +14442,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 // <chorus/comm/connect.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_CONNECT_HPP
-/// `connect`: makes the communicator of the processes of a job.
+/// `connect`: makes the communicator of a job's processes.
 
 // <chorus/comm/any_communicator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ANY_COMMUNICATOR_HPP
@@ -14460,12 +14452,12 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 // <chorus/comm/engine/engine.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_ENGINE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_ENGINE_HPP
-/// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
+/// `Engine`: executes the calls of a communicator, behind a virtual interface that knows bytes and no types.
 
 // <chorus/comm/communicator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_COMMUNICATOR_HPP
-/// What a communicator offers: collectives over a group of ranks, blocking and asynchronous.
+/// The interface of a communicator: collectives over a group of ranks, blocking and asynchronous.
 
 // <chorus/comm/work.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORK_HPP
@@ -14474,17 +14466,17 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 namespace chorus::comm {
 
-/// What a communicator keeps of its asynchronous collectives. They finish in the order in which they were called, so
-/// that a number, the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
+/// the ticket, is enough to name one: no allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
-  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws what it threw
+  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws its exception
   virtual bool done(std::uint64_t ticket) = 0;  ///< whether it has finished or failed
 };
 
-/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true; so the
-/// destructor waits too, at most as long as the communicator's timeout lets the collective run, and drops its error.
+/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
+/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
 class Work {
  public:
   Work() = default;
@@ -14528,9 +14520,9 @@ class Work {
 namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
-/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 counts as less
-/// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
-/// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
+/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 is less than 0, as in IEEE
+/// 754-2019's minimum and maximum: the order of the ranks does not change the bits. All engines do the same except
+/// NCCL, whose min and max ignore a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -14543,7 +14535,7 @@ struct CollectiveOptions {
   /// Multiplies this rank's contribution before it is reduced (NCCL's PreMulSum), without a pass of its own over
   /// memory. Only for all_reduce and reduce_scatter of floating-point numbers.
   double scale = 1;
-  trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
+  trace::Traffic traffic = trace::Traffic::control;  ///< the kind under which the bytes are counted
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
   int unit = -1;                                     ///< the number of a unit of parameters, likewise
 };
@@ -14595,7 +14587,7 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 
 namespace chorus::comm {
 
-/// An error that several threads will throw, each its own copy. Empty: no error.
+/// An error for several threads, each of which throws its own copy. Empty: no error.
 struct Failure {
   std::string what;
   bool timed_out = false;
@@ -14607,7 +14599,7 @@ struct Failure {
   }
 };
 
-/// Why a communicator was given up, set once and read from any thread.
+/// The reason for giving a communicator up, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
@@ -14638,15 +14630,15 @@ class AbortReason {
 // <chorus/comm/world.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, as a launcher tells it.
+/// A process's place among the processes of a job, from its launcher.
 
 namespace chorus::comm {
 
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
+/// The largest number of ranks of one communicator; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
 
-/// How a collective is done: the files of algorithms/. `automatic`: what is fastest for the ranks and the data. An
-/// all-reduce can be asked to be any other but `bruck`, which is for short messages.
+/// The algorithm of a collective: the files of algorithms/. `automatic`: the fastest for the ranks and the data. A user
+/// can request any of them for an all-reduce except `bruck`, which is for short messages.
 enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
 
 constexpr std::string_view name(Algorithm algorithm) {
@@ -14656,7 +14648,7 @@ constexpr std::string_view name(Algorithm algorithm) {
 }
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
@@ -14669,31 +14661,31 @@ constexpr std::string_view name(Backend backend) {
 inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and the number of processes
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
   /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
+  /// it. Needed if master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
   std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
-  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  /// The purpose of the meeting, in up to 63 characters: a rank with another purpose is refused by name.
   std::string purpose = {};
-  /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
-  /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
-  /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
+  /// The algorithm of all_reduce, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus'
+  /// own engines accept one. If the algorithm can't work with the data, the ring serves it: `in_place` needs memory of
+  /// the communicator (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
-  /// What `connect` takes where it isn't told another one; so groups that `split` makes go over what the job goes over.
+  /// The default backend of `connect`: groups of `split` use the job's backend.
   Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Eleven days: a clock can count to several times that from now.
+/// Eleven days: a clock can count several times that from now.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
 /// Throws UsageError, in the name of `who`, for a timeout out of range.
@@ -14722,7 +14714,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -14731,8 +14723,8 @@ struct Reduction {
   /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
-  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
-  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
+  /// multiply: a sum of two numbers has the same bits on every way.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -14749,24 +14741,24 @@ struct Call {
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
-  const void* in = nullptr;  ///< what this rank contributes
-  void* out = nullptr;       ///< where the result goes; `in` where a call is in place
+  const void* in = nullptr;  ///< this rank's contribution
+  void* out = nullptr;       ///< place of the result; `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
 
-  /// Where a trace shows it.
+  /// The lane of a trace.
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
-/// in the order in which they came. The first failure is final, and thrown by every later call.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
+/// their order. The first failure is final, and every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -14774,27 +14766,26 @@ class Engine {
   virtual Work later(const Call& call) = 0;
   /// See Communicator. From any thread, and while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
-  /// What carries the bytes: `shm`, `tcp`, ...
+  /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
-  /// where an engine does not know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
+  /// know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
-  /// What this rank's clock says: of a simulated one, its virtual time.
+  /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
+  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
   virtual std::string record() const { return {}; }
-  /// What its all-reduces were asked to be, see World.
+  /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
-  /// by itself. From any thread.
+  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
+  /// From any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
-  /// lives on.
+  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
-  /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
+  /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }
 
   /// This rank's number in the job.
@@ -14806,7 +14797,7 @@ class Engine {
 
 namespace detail {
 
-/// The engine of a group of one. Nothing moves, but results are where, and what, they would be.
+/// The engine of a group of one. Nothing moves, but results are as in a larger group.
 class Alone final : public Engine {
  public:
   Alone() : Engine(0, 1) {}
@@ -14856,16 +14847,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
-/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
-/// negative, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -14876,8 +14867,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
-/// back (-0 - -0 = 0). Where both are the same, it is 0.
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -14890,7 +14881,7 @@ struct Max {
   }
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
 template <class Function>
 void for_each_index(std::size_t count, Function f) {
   constexpr std::size_t block = 64;
@@ -14917,7 +14908,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -14993,17 +14984,16 @@ class AnyCommunicator {
 
   int rank() const { return engine_->rank; }
   int size() const { return engine_->size; }
-  /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
+  /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
-  /// `what`, for messages, lives on.
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
+  /// `what`, for messages, must live on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read and write each
-  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
-  /// null where other memory is as good. It may outlive the communicator.
+  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
+  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
+  /// good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
-  /// know, as over NCCL.
+  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
   /// This rank's clock; of an engine that has virtual time, that.
   Clock::time_point time() const { return engine_->time(); }
@@ -15053,9 +15043,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order in which they were sent. `send` returns when `data` may be reused:
-  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
-  /// only then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
+  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
+  /// then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -15079,23 +15069,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
-  /// in an error that every rank throws. Slower than `barrier`. Over MPI and gloo it is a barrier, which names none.
+  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
+  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, the algorithm that serves it (`by ring`) where there
-  /// are several, when it began and how long it took, or that it is under way or failed. Where CHORUS_FLIGHT_RECORDER
-  /// is set, the first failure writes it to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's
-  /// calls, which come after those of host memory and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the
-  /// host makes them, and end when it sees that they have. Where a rank has died, the launcher gives the others half a
-  /// second to write theirs.
+  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
+  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
+  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
+  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
+  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
+  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
@@ -15168,12 +15157,11 @@ struct ConnectOptions {
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
-/// come. Throws UsageError for a World that makes no sense, for a backend that this program was built without, and for
-/// an all-reduce algorithm that can't run there; CommError when the port is in use, a rank is refused, as one that has
-/// chosen another backend or algorithm, or shared memory was asked for and cannot be had;
-/// TimeoutError, naming the missing ranks, after world.timeout. Takes over world.listen_fd. A group of one needs no
-/// address and opens no socket. Ranks that are threads (Backend::thread) meet within the process, those of one
-/// master_port in one group.
+/// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
+/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
+/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
+/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
+/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
 AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
@@ -15182,10 +15170,10 @@ Backend backend_of(std::string_view name);
 /// `auto`, `ring`, `direct`, `in_place` or `hierarchical`. Throws UsageError for another name.
 Algorithm all_reduce_of(std::string_view name);
 
-/// Makes the engine of one rank, where world.size is 2 or more.
+/// Makes the engine of one rank, if world.size is 2 or more.
 using EngineMaker = std::shared_ptr<Engine> (*)(const World& world);
 
-/// What `connect` calls for `backend`: how <chorus/comm/mpi.hpp> and its like, once included, make theirs known.
+/// The functions that `connect` calls for `backend`; <chorus/comm/mpi.hpp> and similar headers register theirs.
 bool register_backend(Backend backend, EngineMaker maker);
 
 }  // namespace chorus::comm
@@ -15204,27 +15192,27 @@ bool register_backend(Backend backend, EngineMaker maker);
 // <chorus/comm/algorithms/barrier.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has come.
+/// Barriers: calls that return when every rank has called them.
 
 // <chorus/comm/algorithms/collective.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
 
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -15234,16 +15222,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -15253,8 +15241,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -15288,17 +15276,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -15308,7 +15296,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -15325,9 +15313,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -15344,13 +15332,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -15359,52 +15347,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -15420,12 +15409,12 @@ class Transport {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+/// `JsonObject`: JSON that is written field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -15514,17 +15503,17 @@ class JsonObject {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
   std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;                         ///< how many bytes they are
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
   int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
@@ -15538,15 +15527,15 @@ struct Collective {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank hands to another one.
+  /// Counts bytes that this rank sends to another one.
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so no rank waits for room in a circle.
+  /// the one before, so there is no circle of ranks that wait for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
-  /// that is worth a hand-over.
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -15557,15 +15546,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -15574,15 +15563,15 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
-/// among which this rank now has, or has sent, `value`.
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
   const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
@@ -15607,8 +15596,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
-/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -15650,7 +15639,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -15658,8 +15647,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
-/// others wait for its second answer as long anew: it may have come late itself.
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -15695,7 +15684,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+/// The algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -15709,19 +15698,19 @@ inline void monitored_barrier(const Collective& c) {
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
 
 namespace chorus::comm {
 
-/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
 struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// chunks: this rank's first; then all.
+/// chunks: first only this rank's; then all.
 inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
   const auto chunk = count * c.reduction.element;
@@ -15731,7 +15720,7 @@ inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t c
     relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
     relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `chunks` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from its place
 }
 
 }  // namespace detail
@@ -15748,8 +15737,8 @@ inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::by
                        chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
-/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;
@@ -15776,15 +15765,15 @@ inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t c
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_DIRECT_HPP
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
 
 namespace chorus::comm {
 
-/// The pieces that a queue has to hold.
+/// The number of pieces that a queue has to hold.
 inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
@@ -15834,11 +15823,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // As the others have done with theirs: the sum is the same, whoever owns it.
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -15901,8 +15890,8 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
-  // has not read yet. With room for them nobody waits in a circle.
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -15920,11 +15909,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// Of D bytes over M machines: in each machine of R ranks a chain adds up to the lowest rank, the leader (R - 1 links
-/// carry D each), the leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums
-/// back (D a link). Between machines 2 (M - 1) D cross in all, whatever R is, where a flat ring of n = M R ranks has 2
-/// (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks: what is gained is latency,
-/// 2 (M - 1) + 1 slow steps instead of 2 (n - 1), at the price of D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
+/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
+/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
+/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
+/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -15938,9 +15927,9 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
-/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
-/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
 ///
 /// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
 
@@ -15948,7 +15937,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
 /// place.
 struct RingSteps {
   const Collective& c;
@@ -15982,7 +15971,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   const detail::RingSteps ring{c};
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank that stands `steps` further on.
+    // The chunk of the rank `steps` further on.
     const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
     const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
     const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
@@ -15990,7 +15979,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -16076,7 +16065,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives do: neighbours in the ring say first what they call.
+  // The chains below use other links than other collectives: neighbours in the ring first name their call.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -16102,30 +16091,31 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 // <chorus/comm/algorithms/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
-/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
-/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank tells the others first.
+/// A rank's first message to the others.
 struct Offer {
   Window window = {};
   double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
-  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
-  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
-/// both compute, the one that came first.
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -16138,7 +16128,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -16173,21 +16163,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call goes on here. All ranks come to the same answer.
+  /// Whether the call continues here. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
-  /// each owns as much as the others, as they send what they own to several.
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
-  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -16234,9 +16224,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
-/// else.
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -16272,7 +16261,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -16291,11 +16280,11 @@ class WorkInPlace {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
-/// then nothing has changed.
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -16307,7 +16296,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has brought its own chunk.
+/// all: size * count numbers, of which each rank has its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -16342,8 +16331,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
-/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -16351,7 +16340,7 @@ struct Row {
   bool (*run)(const Collective&, Data...);
 };
 
-/// What always can.
+/// The algorithm that always works.
 template <auto algorithm>
 inline constexpr auto always = [](const Collective& c, auto... data) {
   algorithm(c, data...);
@@ -16361,28 +16350,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
 inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that its way counts more than one message more.
+/// Long enough that the algorithm matters more than one more message.
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
-/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// Where the ring has N - 1 rounds; three ranks have two in both.
+/// The ring has N - 1 rounds here; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// A call is served by the first row that gains from it.
+// The first row that gains serves a call.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -16401,7 +16390,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// What one can ask for, and where that can be.
+/// The algorithms that a user can request, and where each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -16424,8 +16413,8 @@ inline constexpr Choice all_reduce_choices[] = {
 
 }  // namespace detail
 
-/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
-/// of them do so.
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
 [[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
   std::string possible, lacking;
   for (const auto& choice : detail::all_reduce_choices) {
@@ -16438,9 +16427,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
-/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
-/// is told which one begins.
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -16465,7 +16454,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -16480,7 +16469,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -16495,7 +16484,7 @@ inline const char* env(const char* name) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -16503,8 +16492,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -16518,25 +16507,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -16572,10 +16561,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -16612,22 +16601,22 @@ class FlightRecorder {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
 
 namespace chorus::comm {
 
-/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
-/// after it are dropped, and their Works throw it too.
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
 class InOrder final : public Progress {
  public:
   explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
-  /// it runs, too: it is for `run` to let it fail.
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -16639,8 +16628,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
-  /// there can be none.
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -16663,7 +16652,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -16671,7 +16660,7 @@ class InOrder final : public Progress {
     return ask();
   }
 
-  /// Finishes what was given and ends the thread.
+  /// Finishes all calls and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -16682,7 +16671,7 @@ class InOrder final : public Progress {
   }
 
  private:
-  /// Does what was given, or waits while another thread does.
+  /// Runs the calls, or waits while another thread does.
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
@@ -16692,7 +16681,7 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// What a caller leaves is the background thread's.
+  /// The background thread runs the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
@@ -16750,7 +16739,7 @@ class InOrder final : public Progress {
 // <chorus/comm/engine/traced_call.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_TRACED_CALL_HPP
-/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
 
 namespace chorus::comm {
 
@@ -16784,7 +16773,7 @@ struct TracedCall {
 
 namespace chorus::comm {
 
-/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
 class QueuedEngine : public Engine {
  public:
   void now(const Call& call) final {
@@ -16809,23 +16798,23 @@ class QueuedEngine : public Engine {
   QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
       : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
-  /// Carries out one call, or throws why not. By one thread at a time.
+  /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
-  /// After a call that has failed, in its thread.
+  /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
   }
 
   InOrder& calls() const { return *calls_; }
-  /// Which algorithm serves the call that runs.
+  /// The algorithm of the running call.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
@@ -16835,7 +16824,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  /// Returns its failure. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -16860,7 +16849,7 @@ class QueuedEngine : public Engine {
     return failure;
   }
 
-  /// Numbers a call and writes it down.
+  /// Numbers and records a call.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
@@ -16886,8 +16875,8 @@ class QueuedEngine : public Engine {
     listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
-  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why.
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
   [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);
@@ -16925,8 +16914,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
-/// in the job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -16964,7 +16953,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
   }
 }
 
-/// Runs each call with the algorithm of this folder that serves it.
+/// Runs each call with the chosen algorithm of this folder.
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
@@ -17009,8 +16998,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
-  /// an all-reduce that can't be done there.
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -17030,16 +17019,16 @@ static_assert(Communicator<TransportCommunicator>);
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -17055,10 +17044,10 @@ AnyCommunicator join_thread_group(const World& world);
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board, see shm_board.hpp, then holds a queue for each ordered
-/// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
-/// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
-/// by side, so that a short message costs one transfer between two cores' caches.
+/// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
+/// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
+/// the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side by side, so that a short
+/// message costs one transfer between two cores' caches.
 
 // <chorus/comm/transport/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
@@ -17071,10 +17060,10 @@ AnyCommunicator join_thread_group(const World& world);
 
 namespace chorus::comm {
 
-/// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
+/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
 /// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
-/// known, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
+/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
+/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
 /// timed.
 class FarCopy {
  public:
@@ -17101,7 +17090,7 @@ class FarCopy {
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
 #endif
     detail::copy_bytes(out + i, in + i, bytes - i);
-    finish();  // before the flag that says that it is there
+    finish();  // before the flag that announces it
   }
   static void finish() {
 #if defined(__SSE2__)
@@ -17110,10 +17099,10 @@ class FarCopy {
   }
 
   /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, of which the reader pays for more. A sample in which the thread was interrupted says nothing: two in a row
+  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
   /// have to agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache: it is not what is timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);
@@ -17137,14 +17126,14 @@ class FarCopy {
 // <chorus/comm/transport/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
 
 // <chorus/comm/meeting/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
-/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
-/// there were ranks.
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
+/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
+/// existed.
 
 #include <sys/random.h>
 
@@ -17172,7 +17161,7 @@ inline std::uint64_t random_key() {
   return key;
 }
 
-/// What the launcher's own tokens begin with; 64 random digits follow.
+/// The beginning of the launcher's own tokens; 64 random digits follow.
 inline constexpr std::string_view launched = "launched-";
 
 /// Whether this program can prove that it knows the token.
@@ -17181,7 +17170,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
+/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -17200,7 +17189,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on where they differ.
+/// In a time that does not depend on the place of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
@@ -17221,7 +17210,7 @@ namespace chorus::comm {
 
 class SharedRegion {
  public:
-  /// Zeroed memory, which takes room only where it has been written.
+  /// Zeroed memory, which takes room only after it has been written.
   static SharedRegion create(std::size_t bytes) {
     rlimit most{};  // beyond it the next line but one would end this process
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
@@ -17240,7 +17229,7 @@ class SharedRegion {
   /// The region that process `pid` of this machine and user has created and knows as `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, a device that does something when it is opened, too.
+    // On another machine it may be anything, even a device that reacts to opening.
     char target[64] = {};
     const auto length = readlink(path.c_str(), target, sizeof target - 1);
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
@@ -17248,7 +17237,7 @@ class SharedRegion {
     SharedRegion region;
     region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // Touching memory beyond a file's end would end this process.
+    // An access to memory beyond a file's end would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
                      " is too small");
     region.map(bytes);
@@ -17268,9 +17257,9 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// Takes room for a part now: where the machine has none left, writing there later would end this process.
+  /// Reserves room for a part now: if the machine has none left, writing there later would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes what one call has done: a timer's would for ever
+    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call: a timer's would do so for ever
     for (std::size_t done = 0; done < bytes; done += step) {
       const auto size = static_cast<off_t>(std::min(step, bytes - done));
       int error = EINTR;
@@ -17319,14 +17308,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// Which memory it is: 0 once its owner has let go of it.
+  /// The identity of the memory: 0 once its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
+  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -17362,8 +17351,8 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
-/// longer there.
+/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
+/// exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
@@ -17375,11 +17364,11 @@ class SharedMemory {
 /// The regions of one other process that this one has mapped.
 class MappedWindows {
  public:
-  /// What the window of process `pid` shows; null where it can't be mapped.
+  /// The memory of the window of process `pid`; null if it can't be mapped.
   std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) {  // given back since
+    std::erase_if(known_, [](const Known& known) {  // released since
       return SharedMemory::key_in(known.region) != known.key;
     });
     try {
@@ -17404,8 +17393,8 @@ class MappedWindows {
 // <chorus/comm/transport/shm_board.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
-/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
-/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
+/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -17437,13 +17426,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// What a rank that sleeps waits for.
+/// The reason of a sleeping rank.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
     for_data,    ///< of `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank that goes by the name `rank` and has no seat here
+    for_another  ///< for a rank with the name `rank` and without a seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -17455,11 +17444,11 @@ struct alignas(8) Waiting {
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
-  std::atomic<Clock::rep> pulse;     ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // Of the board of a whole job: the same of its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have boards of their own.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -17477,11 +17466,11 @@ struct Board {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
 static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
 
-/// One rank's place at a board, from when it takes its seat until it leaves.
+/// One rank's place at a board, from taking its seat until leaving.
 class Place {
  public:
-  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are some of a group.
+  /// If the board names the ranks' processes, it watches for their deaths. `names`: the ranks' names in messages, if
+  /// they are some of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -17509,8 +17498,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// The group's ranks go by these numbers in messages, where it is a part of the job; else it is the job, and ranks
-  /// tell each other at this board whom they wait for in groups. Before the first wait.
+  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
+  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -17526,9 +17515,9 @@ class Place {
   }
 
   /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, of which it waits for `what`, to ring its bell. Who sets a flag looks at the seat afterwards,
-  /// who writes to the seat looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
-  /// Throws LinkError and LinkTimeout as Transport says.
+  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
+  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
+  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -17548,7 +17537,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -17556,22 +17545,22 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
-    check();  // why it has left, if it has said so
+    check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
   /// no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
-  /// long it has waited so far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
+  /// far. May throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
@@ -17587,11 +17576,12 @@ class Place {
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
-  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
+  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
+  /// consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
-  /// in the middle of it is waited for until the deadline.
+  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
+  /// deadline for a rank that stands still in the middle of it.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -17600,7 +17590,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This one does. From any thread.
+  /// This rank gives up. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -17613,10 +17603,10 @@ class Place {
   }
 
  private:
-  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::chrono::milliseconds nap{20};  // between two checks of a sleeper
   static constexpr int nobody = -1;
 
-  /// This process's place at the board of its job, where it has one.
+  /// This process's place at the board of its job, if it has one.
   struct OfJob {
     std::mutex mutex;
     Place* place = nullptr;
@@ -17665,7 +17655,7 @@ class Place {
     return ended && seat(who).left.load() == 0;
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int peer) const {
     int who = name_in_job(peer);
     std::string text = cat("rank ", who);
@@ -17681,7 +17671,7 @@ class Place {
     }
     return text;
   }
-  /// What this board tells of a rank of the job: for whom it waits.
+  /// This board's news of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -17707,7 +17697,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail
@@ -17733,7 +17723,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -17741,8 +17731,8 @@ class ShmTransport final : public Transport {
     return region;
   }
 
-  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths. `names`: what messages call the ranks, where these are some of a job.
+  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. If the region names the ranks' processes, it watches for
+  /// their deaths. `names`: the ranks' names in messages, if they are some of a job.
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
                std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
@@ -17753,7 +17743,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Writes down, before anyone takes a seat, which process a rank is.
+  /// Records, before anyone takes a seat, the process of a rank.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -17786,7 +17776,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
+    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -17837,7 +17827,8 @@ class ShmTransport final : public Transport {
   void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then a copy that bypasses the caches is
+    // faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
     slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
@@ -17860,8 +17851,8 @@ class ShmTransport final : public Transport {
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
 
-  /// Before `bytes` after the head of a queue's next slot are touched. Throws where the machine has no memory left:
-  /// touching them would end the process.
+  /// Call it before an access to `bytes` after the head of a queue's next slot. Throws if the machine has no memory
+  /// left: the access would end the process.
   void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
     auto& taken = room[peer][next[peer]];
@@ -17905,7 +17896,7 @@ namespace detail {
   return group;
 }
 
-/// Where threads of this process wait for the others of their group, by port.
+/// The meeting places of threads of this process, by port.
 class ThreadRendezvous {
  public:
   static ThreadRendezvous& instance() {
@@ -17919,7 +17910,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // One that has failed stays until all have heard of it, or one of them tries again.
+    // A failed one stays until all have learned of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -17961,7 +17952,7 @@ class ThreadRendezvous {
     const Algorithm all_reduce;
     int present = 0;
     std::vector<AnyCommunicator> ranks;
-    std::string failure;  // why there are none
+    std::string failure;  // the reason if there are none
     std::condition_variable complete;
   };
 
@@ -17997,12 +17988,12 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
-/// What they say to each other is in rendezvous_messages.hpp.
+/// Their messages are in rendezvous_messages.hpp.
 
 // <chorus/comm/meeting/acceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anybody, where only some are wanted.
+/// `Acceptor`: accepts connections from anybody, although only some are wanted.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -18019,12 +18010,12 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
-/// answer it lasts as long as the system's settings say, half a minute as a rule.
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
+/// lasts as long as the system's settings say, usually half a minute.
 
 namespace chorus::comm::detail {
 
-/// What getaddrinfo says.
+/// The result of getaddrinfo.
 struct Found {
   int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
   sockaddr_storage storage{};
@@ -18044,14 +18035,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
+/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -18079,9 +18070,9 @@ inline std::string without_brackets(std::string name) {
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
 /// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
 ///
-/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
-/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
-/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+/// In the handshake both sides prove that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that a later leak of the token does not reveal earlier traffic. One suite, no
+/// certificates, no tickets, no early data: a downgrade is impossible.
 
 struct ssl_st;  // OpenSSL's
 
@@ -18092,22 +18083,22 @@ class Tls {
  public:
   enum class Side { server, client };
 
-  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
-  /// OpenSSL, CommError where OpenSSL fails.
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError if the program was built without
+  /// OpenSSL, CommError if OpenSSL fails.
   Tls(int fd, Side side, const std::string& token);
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
   ~Tls();
 
-  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing. What `send` has not moved whole it is to be given again.
+  /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
+  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and nobody has received yet.
+  /// Whether there are bytes that have left the socket and have not been received.
   bool holds_bytes() const;
-  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
   std::string trouble() const;
 
  private:
@@ -18123,7 +18114,7 @@ class Tls {
   std::array<unsigned char, 32> key_{};
   std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
-  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
+  std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;
@@ -18195,8 +18186,7 @@ inline SSL_CTX* tls_context() {
 
 }  // namespace detail
 
-/// The socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone. What is written goes to
-/// `out_`.
+/// The socket as OpenSSL's BIO; OpenSSL's own would raise SIGPIPE if the other end is gone. Written data go to `out_`.
 struct Tls::Socket {
   static BIO_METHOD* method() {
     static BIO_METHOD* const method = [] {
@@ -18275,7 +18265,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // why it is refused, for the other side to know
+    flush();  // the reason of the refusal, for the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -18295,7 +18285,8 @@ CHORUS_INLINE bool Tls::shake_hands() {
   return proven_;
 }
 
-/// What has become of a call of OpenSSL: false, with what it awaits, or without where the connection has ended.
+/// The result of a call of OpenSSL: false, with the event that it waits for, or without one if the connection has
+/// ended.
 CHORUS_INLINE bool Tls::succeeded(int code) {
   awaits_ = 0;
   if (code == 1) return true;
@@ -18308,7 +18299,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends what is encrypted; true once all of it has gone.
+/// Sends the encrypted data; true once all of them have gone.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {
@@ -18385,7 +18376,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent anything.
+  /// Whether it is an address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -18406,7 +18397,7 @@ struct Address {
     return text;
   }
 
-  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  /// From a numeric address, also `[::1]`; nothing for a name.
   static std::optional<Address> in_numbers(const std::string& text) {
     const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
     if (found.code != 0) return std::nullopt;
@@ -18416,8 +18407,8 @@ struct Address {
     return address;
   }
 
-  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
-  /// such name, TimeoutError where nobody knows by the deadline.
+  /// Looks `name` up; it may be a numeric address, `::1` or `[::1]`, too. Throws CommError if there is no such name,
+  /// TimeoutError if there is no answer by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
@@ -18429,7 +18420,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
+  /// own.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -18463,7 +18455,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: somebody else closes it.
+  /// Gives the socket away: its new owner closes it.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -18488,8 +18480,8 @@ class Socket {
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
-  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
-  /// can, on loopback, be connected to itself: that does not count.
+  /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+  /// listener can be connected to itself: that does not count.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
@@ -18499,7 +18491,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// What has gone wrong with it, once.
+  /// Its error, once.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -18512,8 +18504,8 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
-  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
+  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
     constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
@@ -18529,19 +18521,19 @@ class Socket {
     return address;
   }
 
-  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
-  /// calls that move bytes. Throws as Tls does.
+  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
+  /// move bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
+  /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
     return why.empty() ? why
                        : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
   }
-  /// What to poll for, to do this.
+  /// The events to poll for.
   short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
 
-  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
+  /// Moves as many bytes as possible without waiting; -1 if the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
     if (tls_) [[unlikely]]
       return tls_->send(bytes);
@@ -18568,7 +18560,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false when the connection ends or the deadline comes first.
+  /// Moves all bytes; false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -18594,13 +18586,13 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
+  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
   }
-  /// The same, whether all has been read or not.
+  /// The same, even if some data have not been read.
   bool hung_up() const {
     pollfd entry{fd_, POLLRDHUP, 0};
     return poll(&entry, 1, 0) > 0;
@@ -18613,7 +18605,7 @@ class Socket {
   std::unique_ptr<Tls> tls_;
 };
 
-/// The bytes of a struct that is sent as it is.
+/// The bytes of a struct that is sent unchanged.
 template <class T>
 requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
   return {reinterpret_cast<std::byte*>(&value), sizeof value};
@@ -18624,17 +18616,17 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::comm {
 
-/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
-/// connection, so that an overheard proof is of no use.
+/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
+/// that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
-  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
+  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
   std::array<std::uint8_t, 7> reserved{};
   Nonce nonce{};
 };
 static_assert(is_message<Challenge, 32>);
 
-/// A connection, and the first bytes that came over it.
+/// A connection and its first bytes.
 struct Accepted {
   Socket socket;
   Nonce nonce{};
@@ -18650,14 +18642,14 @@ struct Accepted {
   }
 };
 
-/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
-/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
-/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
-/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
-/// new ones are not accepted.
+/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
+/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
+/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
+/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
+/// ones are not accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -18671,8 +18663,8 @@ class Acceptor {
       most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
   }
 
-  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
-  /// `others` has an event.
+  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
+  /// the `others` has an event.
   [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
       while (!readable_.empty()) {
@@ -18686,9 +18678,9 @@ class Acceptor {
     }
   }
 
-  /// How many have gone, or were closed, without a complete hello.
+  /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// Why the last one of them was, where it is known.
+  /// The reason for the last of them, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -18708,12 +18700,12 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts all that wait at the listener. False where some may be left there.
+  /// Accepts all connections that wait at the listener. False if some may be left.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
-      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
         if (!make_room()) return false;
         continue;
       }
@@ -18729,7 +18721,7 @@ class Acceptor {
     }
   }
 
-  /// Closes those that have had their time; they stand in the order in which they came.
+  /// Closes the connections whose time is over; they are in the order of arrival.
   bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
@@ -18740,7 +18732,7 @@ class Acceptor {
     return some;
   }
 
-  /// Until somebody can be heard. True where it is time to return.
+  /// Waits until a connection has data. True if it is time to return.
   bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
@@ -18765,7 +18757,7 @@ class Acceptor {
   bool encrypted_;
   std::string token_;
   std::chrono::seconds patience_;
-  std::vector<Accepted> waiting_;      ///< in the order in which they came
+  std::vector<Accepted> waiting_;      ///< in the order of arrival
   std::vector<std::size_t> readable_;  ///< those of them that have sent something
   std::vector<pollfd> events_;
   std::size_t strangers_ = 0;
@@ -18778,18 +18770,18 @@ class Acceptor {
 // <chorus/comm/meeting/rendezvous_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
-/// What ranks and rank 0 say to each other when they meet.
+/// The messages between ranks and rank 0 at their meeting.
 ///
 /// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
 /// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
 /// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
-/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
-/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
-/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
-/// on loopback, too.
+/// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
+/// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
+/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
+/// switches it on for loopback, too.
 
 namespace chorus::comm::detail {
 
@@ -18825,7 +18817,7 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+/// The proof that the sender of `message` knows the token, for the other side's challenge.
 template <class Message>
 Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
   return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
@@ -18835,7 +18827,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return same(message.proof, proof_of(message, challenge, token));
 }
 
-/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+/// The rules of a meeting: its address, and whether it is encrypted. Throws UsageError.
 [[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
@@ -18856,8 +18848,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
-/// that is not encrypted and has to be.
+/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
+/// the other side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -18867,7 +18859,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
@@ -18897,14 +18889,14 @@ inline std::uint64_t machine_id() {
 
 namespace chorus::comm {
 
-/// What the ranks agreed on.
+/// The agreement of the ranks.
 struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
+  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
-  bool encrypted = false;                    ///< tcp: what they say there
+  bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
 
 namespace detail {
@@ -18912,7 +18904,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// How long somebody whose connection has ended may take to come again, before it counts as gone.
+/// The time in which a rank whose connection has ended may return before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -18955,7 +18947,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // agreeing needs descriptors that strangers may hold
+    acceptor.reset();  // the agreement needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -18963,11 +18955,11 @@ class Host {
   struct Rank {
     Socket socket;
     Hello hello;
-    Deadline back_by{};  ///< where its connection has ended: until when it may come again
+    Deadline back_by{};  ///< if its connection has ended: the deadline for its return
   };
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Whether all ranks are here, still. Throws CommError for one that is gone.
+  /// Whether all ranks are still here. Throws CommError for a rank that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
@@ -18995,7 +18987,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or says why not.
+  /// Gives a rank its place, or the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -19066,7 +19058,7 @@ class Host {
     return meeting;
   }
 
-  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  /// If there is none: false, and a notice; an error if it was requested.
   bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
@@ -19103,9 +19095,9 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< whose hello was another one
+  std::size_t strangers_ = 0;  ///< connections with another hello
   bool encrypted_ = false;
-  bool misled_ = false;  ///< the ranks of other machines, by the address's name
+  bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
 
 /// The other ranks' side.
@@ -19128,7 +19120,7 @@ class Host {
   Socket host;
   Answer answer;
   const char* trouble = "no answer";
-  std::optional<Deadline> met;  // when rank 0 was last there
+  std::optional<Deadline> met;  // the time of rank 0's last answer
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
@@ -19171,7 +19163,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 hears of it and decides for all.
+      // Rank 0 learns of it and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
@@ -19194,8 +19186,8 @@ class Host {
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another
-/// one. A process that dies closes both; the others see the news connection end without a goodbye.
+/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
+/// process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -19225,19 +19217,19 @@ class TcpTransport final : public Transport {
  public:
   static constexpr std::size_t slot_bytes = 512 * 1024, slots = 8;
 
-  /// The connections to one peer, with what is half sent and half received.
+  /// The connections to one peer, with half-sent and half-received data.
   struct Peer {
     Socket data, news;
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
-    std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
+    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
     detail::PieceHead head;                      ///< of the piece that comes in
-    std::size_t received = 0;                    ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;  ///< the news that come in
+    detail::News last;  ///< the last news
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -19249,15 +19241,15 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
-  /// nor in a process that has been forked from it.
+  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
+  /// that it is gone, nor in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
     if (complete) tell_all({.kind = detail::News::leaves});
   }
 
-  /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
+  /// By rank; connect them before any other call. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
 
   std::byte* acquire(int peer) override {
@@ -19299,8 +19291,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
-  /// unread that they queue up here is not told: reasons to give up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
+  /// its news unread that they queue up here is not told: reasons for giving up need that room.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -19315,15 +19307,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
-  /// tells each other one, and on a busy machine that takes longer than what they wait for.
+  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
+  /// rank tells each other one, and on a busy machine that takes longer than the wait.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -19369,7 +19361,7 @@ class TcpTransport final : public Transport {
     push(peer);
   }
 
-  /// Sends what goes without waiting.
+  /// Sends as much as possible without waiting.
   void push(int peer) {
     auto& p = at(peer);
     while (p.used != 0) {
@@ -19395,7 +19387,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives what is there; true once a whole piece is.
+  /// Receives the arrived data; true once a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -19413,8 +19405,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last
-  /// of what it sent has come.
+  /// The data connection has ended: the news may give the reason, or end too. The news that a rank leaves may arrive
+  /// before the last of its data.
   [[noreturn, gnu::cold]] void lost(int peer) {
     for (int i = 0; i < 10 && !at(peer).left; ++i) {
       read_news();
@@ -19430,7 +19422,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends what other peers have room for, and hears the news.
+  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -19489,7 +19481,7 @@ class TcpTransport final : public Transport {
       if (at(who).news) at(who).news.try_send(bytes_of(news));
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int who) {
     auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
@@ -19518,9 +19510,9 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-  /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
-  /// region, as under another user, none of them does. Throws CommError.
+  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
+  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
+  /// region, for example under another user, none of them uses it. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -19628,17 +19620,17 @@ class HybridTransport final : public Transport {
     shm_->may_spin = may_spin;
     return *shm_;
   }
-  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  /// A rank that waits inside of the machine also hears the other machines, and both learn for whom it waits.
   void listen_on_both_sides() {
     tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
     shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
-      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      if (waited < std::chrono::milliseconds(20)) return;  // checking every connection takes time
       tcp_->check();
       if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
     };
   }
-  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
-  /// what the network had no room for.
+  /// Before this rank waits for a rank of its machine, it sends the rest of its data to other machines: the network may
+  /// have had no room, and that rank may wait for one of them.
   template <class Ready>
   void send_until(int peer, const Ready& ready) {
     const auto deadline = Clock::now() + timeout;
@@ -19683,7 +19675,7 @@ class HybridTransport final : public Transport {
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -19695,7 +19687,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to a rank before this one, on its way.
+/// A connection to an earlier rank, on its way.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -19716,11 +19708,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
-  /// CommError, which names the rank.
+  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
+  /// name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so where the connection has ended in good order
+      errno = 0;  // stays so if the connection has ended in good order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -19742,7 +19734,7 @@ class MeshCall {
   std::string who() const { return cat("rank ", world_.rank, ": "); }
   std::string whom() const { return cat("rank ", rank(), " at ", address_); }
 
-  /// Counts what has moved; true once that is all.
+  /// Counts moved bytes; true once all have moved.
   bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
     if (n < 0) {
       const int error = heard_ == 0 ? errno : 0;
@@ -19765,9 +19757,9 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
-/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
-/// cannot be reached.
+/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
+/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
+/// that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -19798,7 +19790,7 @@ class MeshCall {
     auto accepted = missing == 0 && calls.empty()
                         ? Accepted()
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
-    for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
+    for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
     if (!accepted.socket && Clock::now() >= deadline) {
@@ -19860,7 +19852,7 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  auto listener = Socket::adopt(world.listen_fd);  // closed by any error here
   check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend == Backend::automatic ? world.backend : options.backend;
@@ -19873,7 +19865,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
   if (maker) {
-    World control = world;  // the engine's own, for what goes before its library's
+    World control = world;  // the engine's own, for its calls before the library's
     control.backend = Backend::automatic;
     return AnyCommunicator(maker(control));
   }
@@ -19912,7 +19904,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 // <chorus/core/from_chars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
-/// Numbers from text, where the standard library has std::from_chars for integers alone (libc++ before LLVM 20), too.
+/// Numbers from text, also if the standard library has std::from_chars for integers alone (libc++ before LLVM 20).
 
 #include <cctype>
 #include <cerrno>
@@ -19920,7 +19912,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 namespace chorus::detail {
 
-/// std::from_chars by strtod, in the "C" locale. Of "0x1" it reads the 0, as that does.
+/// std::from_chars by strtod, in the "C" locale. From "0x1" it reads the 0, like std::from_chars.
 template <std::floating_point T>
 std::from_chars_result from_chars_by_strtod(const char* first, const char* last, T& value) {
   if (first == last || *first == '+' || std::isspace(static_cast<unsigned char>(*first)))
@@ -20046,16 +20038,15 @@ struct DeviceList {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -20071,7 +20062,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -20849,12 +20840,12 @@ int launch(int argc, char** argv, Body&& body) {
 // <chorus/core/check_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
-/// `check_output`: whether what a program has printed is where it belongs.
+/// `check_output`: whether the program's output has reached its destination.
 
 namespace chorus::detail {
 
-/// Writes what is left of this process's standard output. Throws FileError where that fails, or failed before: on a
-/// full disk, say. Left to the end of the process, that would be noticed by nobody.
+/// Writes the rest of this process's standard output. Throws FileError if that fails, or failed before, for example on
+/// a full disk. At the end of the process nobody would notice the failure.
 [[gnu::cold]] inline void check_output() {
   const HeldSignal held(SIGXFSZ);
   errno = 0;
@@ -21864,20 +21855,20 @@ inline int run_job(RankGroup group) {
 // <chorus/launch/variables.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
-/// The variables of the environment that programs and launchers heed, for their --help.
+/// The environment variables that programs and launchers read, for their --help.
 
 namespace chorus::detail {
 
 inline constexpr const char* launch_variables =
-    "Other variables of the environment:\n"
-    "  CHORUS_BIND=0           ranks don't keep to their share of a machine's cores\n"
-    "  CHORUS_TOKEN            the secret by which processes of several machines know each other\n"
-    "  CHORUS_TLS              0: what they send is not encrypted; 1: it is on loopback, too\n"
-    "  CHORUS_HOST_ID          a name of the machine; ranks with another one talk as if on another machine\n"
-    "  CHORUS_FLIGHT_RECORDER  a file, or stderr, for the newest calls of each rank when one fails\n"
-    "  CHORUS_COMPARE_CALLS=0  over MPI and gloo, ranks' calls are not compared\n"
-    "  CHORUS_CUDA_PLANS=1     says which algorithms products and convolutions get\n"
-    "  CHORUS_ALLOW_UNOPTIMIZED=1  no warning of a program that is not optimized\n";
+    "Other environment variables:\n"
+    "  CHORUS_BIND=0           ranks run on any core, not on their share of the cores\n"
+    "  CHORUS_TOKEN            the secret that processes of several machines share\n"
+    "  CHORUS_TLS              0: no encryption between machines; 1: encryption on loopback, too\n"
+    "  CHORUS_HOST_ID          name of the machine; ranks with different names talk like different machines\n"
+    "  CHORUS_FLIGHT_RECORDER  file, or stderr, for the newest calls of each rank after a failure\n"
+    "  CHORUS_COMPARE_CALLS=0  no comparison of ranks' calls over MPI and gloo\n"
+    "  CHORUS_CUDA_PLANS=1     prints the algorithms of products and convolutions\n"
+    "  CHORUS_ALLOW_UNOPTIMIZED=1  no warning about a program without optimization\n";
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
@@ -21919,30 +21910,30 @@ inline std::string own_program() {
 
 /// Of programs that can record runs.
 inline constexpr const char* trace_help =
-    "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+    "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
-    "                     nothing)\n"
-    "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
-    "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n";
+    "                     no trace)\n"
+    "  --trace-steps F:N  traces N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+    "  --trace-ring       traces each step of each collective (or CHORUS_TRACE_RING=1)\n";
 
 inline void print_launch_help(const char* program) {
   std::printf(
       "usage: %s [options]\n"
-      "  --devices N        devices that share the work, 1 to %d (default: 2, or 1 on a single core). Under\n"
-      "                     DistributedDataParallel this many processes are started; where torchrun, mpirun or srun\n"
-      "                     has started them, their number counts instead.\n"
-      "  --device LIST      which devices: 0,1 or cpu:0,1 or cuda:0,1, as many as are named. Where each process has\n"
-      "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
-      "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
-      "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
-      "  --grace SECONDS    between a signal that ends the job, or a process' failure, and SIGKILL to the others\n"
-      "                     (default: CHORUS_GRACE, else 3): time to save\n"
-      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
+      "  --devices N        number of devices, 1 to %d (default: 2, or 1 on a single core). A policy with a process\n"
+      "                     per device starts N processes; if torchrun, mpirun or srun has started them, their\n"
+      "                     number counts instead.\n"
+      "  --device LIST      names of the devices: 0,1 or cpu:0,1 or cuda:0,1. If each process has one, process r of a\n"
+      "                     machine computes on the r-th of them; CPU devices are virtual\n"
+      "  --seed S           seed of all random numbers: initial parameters, order of samples, dropout (default: 0)\n"
+      "  --timeout SECONDS  limit of every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
+      "  --grace SECONDS    time to save: from a signal that ends the job, or from a process' failure, to SIGKILL\n"
+      "                     (default: CHORUS_GRACE, else 3)\n"
+      "  --backend NAME     carrier of bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
-      "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
+      "  --all-reduce NAME  algorithm that sums gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
-      "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
+      "                     CHORUS_ALL_REDUCE, else auto: the fastest for processes and data)\n"
       "%s%s"
       "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",
@@ -22386,12 +22377,12 @@ class Saved {
 // <chorus/kernels/scalar_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
-/// Pack and Dual bring the same functions; all three stand in one namespace.
+/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
+/// Dual bring the same functions; all three are in one namespace.
 
 namespace chorus::math {
 
-/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
 struct RealOf {
   using type = S;
@@ -22399,11 +22390,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -22789,8 +22780,8 @@ using math::Partials;
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
-// Backward does not mind what has become of numbers that it does not need.
+// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
+// alone. Backward ignores changes of numbers that it does not need.
 
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
@@ -22841,7 +22832,7 @@ struct Div {
   }
 };
 
-/// The larger one; a tie gives half of the gradient to each.
+/// The larger one; for equal ones each gets half of the gradient.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -22919,7 +22910,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function that all number types have.
+// Functors that are one call of a function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -23082,8 +23073,8 @@ struct Hardswish {
 // <chorus/kernels/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-/// Element-wise functors over arrays: one fused pass forward, one back. The backward pass reads the inputs again and
-/// needs nothing else saved.
+/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
+/// and nothing else is saved.
 
 namespace chorus::kernels {
 
@@ -23091,14 +23082,14 @@ namespace chorus::kernels {
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
 
-/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
+/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
 /// be `dy` or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
 
-/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
-/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
+/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out);
@@ -23132,8 +23123,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 namespace chorus {
 
@@ -23144,9 +23135,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -23158,19 +23149,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -23216,7 +23207,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -23224,22 +23215,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -23247,7 +23238,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -23256,11 +23247,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
@@ -23283,7 +23274,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -23295,8 +23286,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -23334,7 +23325,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -23366,16 +23357,16 @@ template <Narrow T>
 detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
-/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
 template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// One of float is written as it lies.
+/// An array of float is written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -23391,14 +23382,14 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: the way through a strided or broadcast array in the row-major order of a shape, as few and as long runs
-/// of constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
+/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, where no axis is empty.
+/// Elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -23407,7 +23398,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along axes that are broadcast. Throws ShapeError.
+  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -23428,7 +23419,7 @@ class StridedRuns {
     }
   }
 
-  /// True where the array's order in memory is that of the shape, without gaps.
+  /// True if the array's order in memory is that of the shape, without gaps.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
   // The axes after merging, the innermost first.
@@ -23436,7 +23427,7 @@ class StridedRuns {
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The way without the innermost of several axes.
+  /// The walk without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -23445,7 +23436,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Goes to an element, counted in the shape's order. No axis is empty.
+  /// Moves to an element, counted in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -23455,10 +23446,10 @@ class StridedRuns {
     }
   }
 
-  /// How many elements are left of a long run; `otherwise` where runs are short.
+  /// The number of elements left of a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// Where the next `count` elements are neighbours in memory: goes past them, and returns the offset of the first.
+  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -23560,7 +23551,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   run(std::make_index_sequence<N>());
 }
 
-/// Likewise; sums over repeated axes stay in float to their end.
+/// The same; sums over repeated axes stay in float until their end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
@@ -23598,26 +23589,25 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
 /// blocks for it.
 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
-/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
-/// there.
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
-/// they are exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
 
 namespace chorus::math::packets {
 
@@ -23633,7 +23623,7 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
 /// other (Estrin's scheme).
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
@@ -23649,7 +23639,7 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
   return y[0];
 }
 
-/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
@@ -23674,8 +23664,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
-/// bases of exponents that are no integers are the standard library's matter.
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -23723,7 +23713,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for what Eigen has no register function for.
+/// `function` element by element: for functions that Eigen lacks for registers.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -23732,8 +23722,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
-/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -23818,8 +23808,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
-/// ranks that take the same step drift apart) and which takes longer where a division follows.
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -23845,7 +23835,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -23904,8 +23894,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
-// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -23929,7 +23919,7 @@ void splat(T value, T* to) {
 }
 }  // namespace packets
 
-/// One SIMD register of `T`; one number where Eigen does not vectorise.
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
 template <class T>
 struct alignas(sizeof(kernels::Packet<T>)) Pack {
   static constexpr Index width = kernels::lanes<T>;
@@ -23959,7 +23949,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -23978,7 +23968,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// What functors call. A plain number may stand on either side.
+// The functions that functors call. A plain number may be on either side.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -24068,8 +24058,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
-// another way there than in the other one.
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
@@ -24122,7 +24112,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -24154,7 +24144,7 @@ class UnsummedAxis {
     }
   }
 
-  /// How many elements the block that begins with `start` has.
+  /// The number of elements of the block that begins with `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -24267,7 +24257,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   for (std::size_t k = 0; k < N; ++k) {
     all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
     if (dx[k] == nullptr || add[k]) continue;
-    // What sums starts from zero.
+    // Sums start from zero.
     Index own = 1;
     bool sums = false;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -24322,14 +24312,14 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cuda/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-/// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
+/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
+/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// f of plain numbers. They travel as Duals without derivatives, so that the functions that `f` calls are found.
+/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
 template <class C, class F, class... X>
 __device__ C call(const F& f, X... x) {
   return f(Dual<C, 0>(x)...).value;
@@ -24464,7 +24454,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
 
-  // A gradient that sums is first written whole, then summed.
+  // A gradient that is summed is first written in full, then summed.
   std::array<std::optional<cuda::Scratch<T>>, N> whole;
   std::array<T*, N> targets = dx;
   std::array<bool, N> add = accumulate;
@@ -24934,20 +24924,20 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
+/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
+/// place in the global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
 /// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
-/// unit_float(word) >= p.
+/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
+/// p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -24955,7 +24945,7 @@ CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
 }
 CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
 
-/// What kept elements are multiplied by.
+/// The factor of kept elements.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 }  // namespace chorus::kernels
@@ -24963,12 +24953,12 @@ CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) 
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
-/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+/// y = x / (1 - p) for kept elements, else 0; an element is kept with probability 1 - p, by the RandomKey. x, y:
+/// [samples, inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
-/// dx = dy / (1 - p) where the element was kept, else 0.
+/// dx = dy / (1 - p) for kept elements, else 0.
 template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate);
@@ -25017,8 +25007,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
-  // what else stands in the upper half meets nothing but upper halves.
+  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
+  // and other data in the upper halves meet only upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -25215,7 +25205,7 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 // <chorus/kernels/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
-/// Dropout of some columns of a value, by the numbers that the whole one draws.
+/// Dropout of some columns of a value, with the random numbers of the whole.
 
 // <chorus/kernels/cpu/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
@@ -25245,8 +25235,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: that is what the instruction multiplies, and
-  // what else stands in the upper half meets nothing but upper halves.
+  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
+  // and other data in the upper halves meet only upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -25318,8 +25308,8 @@ struct ColumnsOfRow {
   Index width, begin, count;
 };
 
-/// `out = in / (1 - p)` where the element is kept, else 0, or is added to. in, out: [samples, rows, columns.count];
-/// what is kept is what dropout of [samples, rows, columns.width] keeps there.
+/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. The kept elements
+/// are those that dropout of [samples, rows, columns.width] keeps there.
 template <class T>
 void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
                      const RandomKey& key, bool accumulate) {
@@ -25370,26 +25360,26 @@ void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, doub
 // <chorus/kernels/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
-/// block as [outer, count, inner], both dense.
+/// A range of an axis, taken out or put in: the data movement of slice and concat. The whole has the shape [outer,
+/// axis, inner], the block [outer, count, inner], both dense.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+/// A row-major tensor as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
+  /// Elements of a result without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
@@ -25403,12 +25393,12 @@ struct ChannelShape {
 
 namespace chorus::kernels {
 
-/// block = whole[:, start : start + count, :], or is added to (floating-point types only).
+/// block = whole[:, start : start + count, :], or += (floating-point types only).
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
                 bool accumulate = false);
 
-/// whole[:, start : start + count, :] = block, or is added to.
+/// whole[:, start : start + count, :] = block, or +=.
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
@@ -25427,10 +25417,10 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are moved number by number: a call for each would take longer than its copy.
+/// Blocks of fewer bytes are moved number by number: a call for each would take longer than the copy.
 inline constexpr Index short_block_bytes = 64;
 
-/// For each step of `outer`: `count` numbers from `from`, whose steps are `from_step` apart, go to `to`, or are added.
+/// For each step of `outer`: copies or adds `count` numbers from `from`, whose steps are `from_step` apart, to `to`.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
@@ -25447,7 +25437,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
   }
 }
 
-/// The same on several threads: by steps, or, where these are few and long, each by parts.
+/// The same on several threads: by steps, or, if these are few and long, each by parts.
 template <class T>
 void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                           bool accumulate) {
@@ -25482,7 +25472,7 @@ template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
   const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
   if (step == 0) return;
-  // Short steps are zeroed by as many as the first-level cache keeps until the block's numbers come.
+  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers arrive.
   const Index group = std::max(Index{1}, 4096 / step);
   parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
     for (Index o = first; o < first + outers; o += group) {
@@ -25531,7 +25521,7 @@ struct MoveBlock {
   }
 };
 
-/// What lies beside the block is 0.
+/// Elements beside the block are 0.
 template <class T>
 struct PadBlock {
   AxisShape whole;
@@ -25936,7 +25926,7 @@ struct Pool2dShape {
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
  private:
-  // With `ceil_mode` one that reaches over the end counts, if it begins before the end.
+  // With `ceil_mode` a window beyond the end counts if it begins before the end.
   Index windows(Index size, Index span, Index stride, Index padding) const {
     const Index room = size + 2 * padding - span, whole = room / stride + 1;
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
@@ -25948,7 +25938,7 @@ struct Pool2dShape {
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax);
 
-/// dx = dy where x was its window's maximum, else 0; summed where windows overlap.
+/// dx = dy at its window's maximum, else 0; summed if windows overlap.
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate);
 
@@ -25994,10 +25984,10 @@ void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, b
 namespace chorus::kernels {
 
 namespace detail {
-/// The least planes for a thread of its own.
+/// The least number of planes for a thread.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
-/// The first of a window's rows or columns that is in the image.
+/// The first of a window's rows or columns inside of the image.
 inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
@@ -26046,8 +26036,9 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading beyond
-/// `x_end` or writing beyond `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: those of a row's `n` that can be computed in whole packets without reading beyond
+/// `x_end` or writing beyond `y_end`. Results are written up to a packet beyond n. Returns the number of finished
+/// windows.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -26088,8 +26079,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }  // namespace detail
 
 namespace detail {
-/// A row of windows, those from `from` on, all of them at once for each of their places: y the largest numbers, the
-/// first of equal ones, and argmax their positions in the image. A NaN is larger than all.
+/// A row of windows from `from` on, place by place for all of them at once: y the largest numbers, the first of equal
+/// ones, and argmax their positions in the image. A NaN is larger than all.
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
@@ -26189,14 +26180,14 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 // <chorus/kernels/cuda/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image looks at the windows over it, so
-/// that nothing is added by two threads.
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image reads the windows over it, so that
+/// no two threads add to one number.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the sizes of its windows and of its result worked out.
+/// Pool2dShape with the computed sizes of its windows and of its result.
 struct PoolSizes {
   Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
       out_height, out_width;
@@ -26685,8 +26676,8 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
 /// Softmax, its logarithm and logsumexp along one axis. Results overwrite; gradients overwrite or, with `accumulate`,
-/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and a line of -inf
-/// alone, make NaN.
+/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN, and a line of
+/// only -inf, give NaN.
 
 namespace chorus::kernels {
 
@@ -26698,8 +26689,7 @@ void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of -inf alone gives zeros, for which the
-/// gradient is 0.
+/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of only -inf gives zeros, with a gradient of 0.
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero = false);
 
@@ -26758,8 +26748,8 @@ void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, 
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
-/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
+/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 namespace chorus::kernels {
 
@@ -26770,7 +26760,7 @@ struct Row {
   Index result;  ///< of the line's place in [outer, inner]
   Index length;
 
-  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
@@ -26798,7 +26788,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -26834,8 +26824,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
-/// from `first` (of inner) on.
+/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
+/// `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -26866,12 +26856,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
-/// has been read once is found in the cache.
+/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
+/// second pass finds them in the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: what is kept of each stays in the first-level cache.
+/// The most columns of a block: the kept numbers of each stay in the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
@@ -26924,8 +26914,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
-/// second-level cache with another array of their size.
+/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
+/// together with another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -26947,18 +26937,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) where x is not far above 0. Eigen's exp stops short of 0, but a masked logit (-inf) must give 0 itself.
+/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line: in each lane that of its own line.
+/// log(sum(exp(x))) of a line; each lane has that of its own line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -26966,8 +26956,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))), in each lane those of its own line. As two numbers
-/// they are exact where their sum is not: the logarithm goes under beside a large number.
+/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
+/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -27102,13 +27092,13 @@ __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   using C = compute_type<T>;
   const C infinity = std::numeric_limits<C>::infinity();
   const C maximum = line.reduce(-infinity, Larger{}, [&](Index i) { return get(x, i); });
-  // A line of -inf alone must give -inf, and one with +inf must give that: shift those by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
   const C shift = maximum > -infinity && maximum < infinity ? maximum : C(0);
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - shift); });
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact where their sum is not.
+/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact, while their sum is not.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
@@ -27158,7 +27148,7 @@ struct Softmax {
   }
 };
 
-/// Of scores of `queries` by keys, where query i sees keys 0 to i only: the others' weights are 0.
+/// For scores of `queries` by keys, where query i sees only keys 0 to i: the others' weights are 0.
 template <class T>
 struct CausalSoftmax {
   const T* x;
@@ -27222,8 +27212,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
-/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees keys 0 to i
-/// only; a line of -inf alone then gives zeros.
+/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees only keys 0 to
+/// i; a line of only -inf then gives zeros.
 template <class T>
 void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
                      Index causal_queries = 0) {
@@ -27262,8 +27252,8 @@ void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
 /// Reductions over one axis, and their gradients. Forward functions read x: [outer, axis, inner] and overwrite y:
-/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input
-/// gives the same bits.
+/// [outer, inner]; backward functions write dx in the shape of x; with `accumulate` both add. The same input gives the
+/// same bits.
 
 namespace chorus::kernels {
 
@@ -27302,8 +27292,8 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y);
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN where there are
-/// not more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are no
+/// more elements than that.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 
@@ -27311,7 +27301,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, added up in float; a sum may be float, too.
+// bf16 and half on the CPU, summed in float; a sum may be float, too.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);
@@ -27380,8 +27370,8 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
 namespace chorus::kernels {
 
 namespace detail {
-/// The columns that are summed at a time: rows of them are worth fetching, and their sums stay in the first-level
-/// cache.
+/// The number of columns that are summed at a time: rows of them are worth fetching, and their sums stay in the
+/// first-level cache.
 template <class T>
 inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
@@ -27499,7 +27489,7 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
     };
     const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    const auto none = pmul(zero, share);  // NaN where the extremum is, which nothing is equal to
+    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals nothing
     line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
@@ -27510,7 +27500,7 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 }
 
 namespace detail {
-/// argmax of rows whose places `T` can count: the least place of what is as large as the largest, or not a number.
+/// argmax of rows whose places `T` can count: the least place of a number that equals the largest, or is NaN.
 template <class T>
 void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
   const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);
@@ -27646,7 +27636,7 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      // NaN where the extremum is, which nothing is equal to.
+      // NaN if the extremum is NaN, which equals nothing.
       put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }
@@ -28379,7 +28369,7 @@ struct Dropout : Module {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
 
 namespace chorus::kernels {
 
@@ -28394,7 +28384,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 // Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
@@ -28404,11 +28394,11 @@ void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey&
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is no probability.
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
@@ -28428,7 +28418,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
 
 #include <numbers>
 
@@ -28450,8 +28440,7 @@ struct UniformNumbers {
                                     words[static_cast<unsigned>(2 * k + 1)]) >>
                                    11) *
                0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
+      // In double the product is exact for floats, so a compiler may fuse it with the sum or not.
       const C value = static_cast<C>(start + width * unit);
       out[k] = value < last ? value : last;
     }
@@ -28480,8 +28469,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its probability.
+/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -28794,18 +28782,18 @@ Y norm_gives(const void* part, Y y, bool relu = false) {
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 /// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
-/// channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
-/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
+/// channels, inner] and everything else [channels]. Statistics and normalisation are separate functions: between them
+/// SyncBatchNorm sums over all ranks. Sums are doubles: the first sum of all channels, then the second of all channels.
 
 namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
-/// that is large against the deviation costs no digits.
+/// much larger than the deviation costs no digits.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
 
-/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel, and the running statistics moved
-/// towards them (the variance unbiased); those may be null. Leaves them alone where count is 0.
+/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel; moves the running statistics
+/// towards them (the variance unbiased), which may be null. Does nothing if count is 0.
 template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
@@ -28816,8 +28804,8 @@ template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
-/// has one element alone: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError if a channel has
+/// only one element: it has no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
@@ -28838,22 +28826,21 @@ template <class T>
 void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
                                 bool accumulate_weight, bool accumulate_bias);
 
-/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being
-/// over `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd *
-/// dy.
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), with sums over
+/// `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd * dy.
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
-/// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
-/// With `y`, which a ReLU made, dy is the gradient by that: it counts as 0 where y is, and is left so in `masked`. That
-/// may only be null where there was no residual. dx and `masked` may lie where dy does, one of them.
+/// The whole backward pass of training. Null outputs are not computed; `accumulate` is for dx, dweight, dbias. With
+/// `y`, the result of a ReLU, dy is the gradient by that: it counts as 0 where y is 0, and is stored so in `masked`.
+/// `masked` may be null only if there was no residual. Either dx or `masked` may be at dy's place.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 
-/// The backward pass of evaluation, where the statistics are constants.
+/// The backward pass of evaluation, with constant statistics.
 template <class T>
 void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
                               const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,
@@ -28870,7 +28857,7 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cpu/batch_pieces.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
-/// How batch normalisation goes through a batch: a few samples of a channel at a time.
+/// Batch normalisation's walk through a batch: a few samples of a channel at a time.
 
 namespace chorus::kernels::detail {
 
@@ -28924,8 +28911,8 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
-/// memory is read in as many streams as processors follow. Of samples that are rows of channels there are `most_rows`:
+/// Pieces of a batch: a few samples at a time, at most `most`, so that the second read comes from the cache, and memory
+/// is read in no more streams than processors follow. For samples that are rows of channels the limit is `most_rows`:
 /// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
 struct BatchPieces {
   ChannelShape shape;
@@ -28938,8 +28925,8 @@ struct BatchPieces {
   }
   Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
 
-  /// Calls `f(line)` for a piece in the order of its channels; a line is all that one channel has in it, or a packet of
-  /// channels where inner is 1.
+  /// Calls `f(line)` for a piece in the order of its channels; a line is all of one channel's numbers in it, or a
+  /// packet of channels if inner is 1.
   template <class T, class F>
   void for_lines(Index piece, const F& f) const {
     const Index sample = shape.channels * shape.inner, begin = piece * rows * sample, n = samples(piece);
@@ -28952,9 +28939,9 @@ struct BatchPieces {
   }
 };
 
-/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for the lines of all pieces. Each
-/// piece has sums of its own, which are added in their order: threads take samples, as other operations do, and find
-/// them in their caches.
+/// sums: [2, channels], the results of `f(line, elements of a channel in it, sums)` over the lines of all pieces. Each
+/// piece has its own sums, which are added in their order: threads take samples, like other operations, and find them
+/// in their caches.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
@@ -28971,7 +28958,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
+/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that each thread finds one.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
   const BatchPieces pieces(shape, 4, 2);
@@ -28986,7 +28973,7 @@ void for_batch(ChannelShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
+/// Memory for numbers per channel, kept for this thread's next call with the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
@@ -28994,7 +28981,7 @@ T* channel_scratch(Index count) {
   return numbers.data();
 }
 
-/// What normalises the elements of a line.
+/// The normalisation of the elements of a line.
 template <class T>
 struct Normaliser {
   Packet<T> mean, scale, shift;
@@ -29009,7 +28996,7 @@ struct Normaliser {
   Packet<T> operator()(const Packet<T>& x) const { return pmadd(psub(x, mean), scale, shift); }
 };
 
-/// `value` where a ReLU lets `x` through, else 0.
+/// `value` if a ReLU passes `x`, else 0.
 template <class T>
 Packet<T> where_positive(const Packet<T>& x, const Packet<T>& value) {
   const auto zero = splat(T{0});
@@ -29100,7 +29087,7 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
 }
 
 namespace detail {
-/// The sums of batch_norm_backward_sums; `gradient(line)` makes what gives a line's dy.
+/// The sums of batch_norm_backward_sums; `gradient(line)` makes the function for a line's dy.
 template <class T, class Gradient>
 void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, double* sums, const Gradient& gradient) {
   sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
@@ -29117,7 +29104,7 @@ void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, do
   });
 }
 
-/// batch_norm_backward_input likewise.
+/// The same for batch_norm_backward_input.
 template <class T, class Gradient>
 void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
                     const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
@@ -29133,7 +29120,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
-    // Where the statistics were constants x doesn't count, infinite neither.
+    // With constant statistics x doesn't count, even if it is infinite.
     if (sums == nullptr)
       return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
@@ -29143,7 +29130,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
   });
 }
 
-/// A gradient that no ReLU is in front of, or that is masked already.
+/// A gradient without a ReLU in front of it, or one that is masked already.
 template <class T>
 auto as_it_is(const T* dy) {
   return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
@@ -29199,7 +29186,7 @@ void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T*
           };
         },
         detail::as_it_is<T>(masked));
-  // y is computed anew: that takes less time than to read it, and nothing is written but dx.
+  // y is computed anew: that takes less time than reading it, and nothing is written but dx.
   const auto through = [&](const auto& line) {
     const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
     return [x, dy, normal](Index i, auto count) {
@@ -29231,14 +29218,14 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cuda/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. What is [channels]
-/// may be float where the others are of 2 bytes.
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. Arrays of
+/// [channels] may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// What reductions over each channel have in common. sums: [2, channels].
+/// The common part of reductions over each channel. sums: [2, channels].
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
@@ -29314,7 +29301,7 @@ struct InverseStd {
   }
 };
 
-/// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
+/// The channel of element i; the same for `n` neighbours if `inner` is a multiple of n.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T, class S>
@@ -29370,7 +29357,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      // Where the statistics were constants x doesn't count, infinite neither.
+      // With constant statistics x doesn't count, even if it is infinite.
       const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
@@ -29721,38 +29708,38 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 // <chorus/core/batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
+/// The devices or ranks that share the current batch, for operators with statistics of the whole batch (SyncBatchNorm)
+/// or with ranges of it (QuantizationAware).
 
 namespace chorus {
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order.
+/// A policy's service for the operators of a forward pass, and of the backward pass after it. All members make the same
+/// calls in the same order.
 class BatchGroup {
  public:
   virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
+  /// Sums over all members, in place; the same bits for each. Throws CommError if a member is lost.
   virtual void sum(std::span<double> values) = 0;
-  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
                      "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
                      "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
-  /// What this member's gradients will be multiplied by before all are added up.
+  /// The factor by which this member's gradients are multiplied before all are summed.
   virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  /// Whether the pass is recorded as one graph of all members' devices. Otherwise `sum` sums, forward and backward.
   virtual bool recorded() const { return false; }
-  /// Where it is: what each member gives, in their order.
+  /// For one graph: each member's contribution, in their order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Which of the members this is, and a number of the pass that they are in.
+  /// This member's number, and the number of its pass.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
-  /// Whether this thread may take part now: asked where backward computes something again.
+  /// Whether this thread may take part now: asked if backward computes something again.
   virtual bool is_here() const { return true; }
 };
 
-/// The group of this thread's forward pass; null where the batch is whole.
+/// The group of this thread's forward pass; null if the batch is whole.
 inline std::shared_ptr<BatchGroup>& batch_group() {
   thread_local std::shared_ptr<BatchGroup> group;
   return group;
@@ -30507,7 +30494,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, added up in float; gradients by weight and bias may be float, too.
+// bf16 and half on the CPU, summed in float; gradients by weight and bias may be float, too.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
@@ -30541,14 +30528,14 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/convolution_1x1.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
-/// Convolutions of one tap, stride 1 and no padding: matrix products with the images as they lie.
+/// Convolutions of one tap, stride 1 and no padding: matrix products with the images in place.
 
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 /// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
-/// the second-level cache, and a panel of columns of `b` in the first. Where c has few rows or columns, less is packed,
-/// or they change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
+/// the second-level cache, and a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or
+/// the operands change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
 
 // <chorus/kernels/cpu/gemm_few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
@@ -30558,24 +30545,24 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-/// The operands of matrix products, copied in the order in which they are multiplied: panels of the right-hand side
-/// into the first-level cache, tiles of the left-hand side's rows into the second.
+/// The operands of matrix products, copied in the order of multiplication: panels of the right-hand side into the
+/// first-level cache, tiles of the left-hand side's rows into the second.
 
 // <chorus/kernels/cpu/tile.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
-/// The two inner loops that matrix products and convolutions are made of. Each keeps a tile of sums in registers:
-/// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
+/// The two inner loops of matrix products and convolutions. Each keeps a tile of sums in registers: `multiply_tile`
+/// sums outer products, `dot_tile` sums products along contiguous rows.
 
 // <chorus/kernels/cpu/addresses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
-/// Where kernels find their numbers: what the processor is told of addresses, and what the compiler is not.
+/// Addresses: hints for the processor, and opacity for the compiler.
 
 namespace chorus::kernels::detail {
 
-/// `at`, but the compiler doesn't see what it was made of: of 16 addresses in a row it would else make 16 counters, all
-/// in memory.
+/// `at`, with an origin that the compiler doesn't see. From 16 neighbouring addresses it would otherwise make 16
+/// counters, all in memory.
 template <class T>
 [[gnu::always_inline]] inline T* opaque(T* at) {
 #ifdef __GNUC__
@@ -30584,21 +30571,21 @@ template <class T>
   return at;
 }
 
-/// Asks for the cache lines of `count` numbers that are read (or written) soon. What lies in short pieces far apart, no
-/// processor foresees.
+/// Prefetches the cache lines of `count` numbers that are read (or written) soon. No processor predicts short pieces
+/// far apart.
 template <bool Written = false, class T>
 void fetch_ahead(const T* from, Index count) {
   constexpr Index line = 64 / Index{sizeof(T)};
   for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
 }
 
-/// `count` stretches of `length` numbers, `apart` numbers from one's beginning to the next one's.
+/// `count` stretches of `length` numbers, with `apart` numbers from one beginning to the next.
 template <class T>
 struct Stretches {
   const T* first;
   Index count, length, apart;
 
-  /// Asks for a part of them, of `parts`, so that they come while something else is computed.
+  /// Prefetches one of `parts` parts of them, so that they arrive while something else is computed.
   void fetch(Index part, Index parts) const {
     for (Index i = part * count / parts; i < (part + 1) * count / parts; ++i) fetch_ahead(first + i * apart, length);
   }
@@ -30625,7 +30612,7 @@ inline constexpr int dot_columns = many_registers ? 4 : 3;
 template <class T>
 inline constexpr Index tile_columns = 2 * lanes<T>;
 
-/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, of sizes as equal as can be.
+/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, as equal in size as possible.
 template <class F>
 void for_pieces(Index n, Index most, F f) {
   const Index pieces = (n + most - 1) / most;
@@ -30697,7 +30684,7 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
 }
 
 /// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
-/// readable to `tile_columns`, c is written no further than `columns`.
+/// readable to `tile_columns`; c is not written beyond `columns`.
 template <class T>
 void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
                     const T* start, T* c, Index c_row, bool accumulate) {
@@ -30716,8 +30703,8 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
 template <class T>
 alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
-/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
-/// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where Fixed
+/// strides leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate,
@@ -30760,7 +30747,7 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// `value`, but g++ won't read it from memory anew for each use.
+/// `value`, hidden so that g++ does not read it from memory for each use.
 template <class P>
 P in_register(P value) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)
@@ -30819,7 +30806,7 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 
 namespace chorus::kernels::detail {
 
-/// Terms of a sum that are added up in registers, whichever way a product is computed.
+/// Terms of a sum that are added in registers, the same in every way of computing a product.
 inline constexpr Index gemm_depth = 256;
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
@@ -30845,7 +30832,7 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 /// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
-/// apart. Squares of packets are transposed in registers; where `depth` is no multiple of a packet, the last square
+/// apart. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
 /// overlaps the one before.
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
@@ -30874,24 +30861,24 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
-/// From one tile of a packed left-hand side to the next. What lies between them lets packets be stored whole, and keeps
-/// tiles out of each other's sets of a cache.
+/// Distance from one tile of a packed left-hand side to the next. The gap between them allows whole packets to be
+/// stored, and keeps tiles out of each other's sets of a cache.
 inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 
-/// How many numbers `rows` rows take, packed.
+/// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
 /// The rows of a packed left-hand side that the second-level cache holds.
 inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 
-/// Memory for `Size` numbers, this thread's for as long as it lives: no part of a device's, and taken once, so that how
-/// many threads meet doesn't decide how much is taken.
+/// Memory for `Size` numbers, this thread's as long as it lives. It is no part of a device's memory, and is taken once,
+/// so that its amount does not depend on the number of threads that work together.
 template <class T, Index Size>
 T* kept_memory() {
   struct alignas(64) Numbers {
     T all[static_cast<std::size_t>(Size)];
   };
-  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // pages that nobody writes are not there
+  thread_local const std::unique_ptr<Numbers> memory(new Numbers);  // untouched pages take no memory
   return memory->all;
 }
 template <class T>
@@ -30899,7 +30886,7 @@ T* left_memory() {
   return kept_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that left_memory has room for: whole tiles, but for the last.
+/// Calls f(first, count) for pieces of `rows` rows that fit left_memory: whole tiles, except the last.
 template <class F>
 void for_left_pieces(Index rows, const F& f) {
   for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
@@ -30911,7 +30898,7 @@ void for_left_pieces(Index rows, const F& f) {
 template <class T>
 void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   if (a.column == 1) {
-    // From right to left: a packet may be wider than what is left of a tile; what follows is written later.
+    // From right to left: a packet may be wider than the rest of a tile; the numbers behind it are written later.
     constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
     for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
       for (Index side = last; side >= 0; side -= lanes<T>)
@@ -30929,8 +30916,8 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   }
 }
 
-/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is written no further
-/// than `columns`, at most tile_columns.
+/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is not written beyond
+/// `columns`, at most tile_columns.
 template <class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {
@@ -30957,8 +30944,8 @@ template <class T>
 
 namespace chorus::kernels::detail {
 
-/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
-/// rows must be nearly full.
+/// Whether `gemm_few_rows` is faster: packing b would take as long as some of c's rows. The last panel of a's rows must
+/// be nearly full.
 template <class T>
 bool suits_few_rows(Index m, Index n) {
   constexpr Index w = tile_columns<T>;
@@ -30966,7 +30953,7 @@ bool suits_few_rows(Index m, Index n) {
 }
 
 /// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
+/// read once, in place, and a is packed. Each number has the same bits as in the other way.
 template <class T>
 void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
                    const T* bias_n) {
@@ -31015,7 +31002,7 @@ void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -31027,19 +31014,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float; the result may be float, too.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -31068,25 +31055,25 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
 
 #include <cublasLt.h>
 
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
-/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
+/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
 
 namespace chorus::kernels::cuda {
 
@@ -31098,7 +31085,7 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
@@ -31190,7 +31177,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+/// Reports the choice for a problem if that is requested: `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -31204,7 +31191,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Says, once in a process, that this convolution is computed by the definition.
+/// Reports, once in a process, that this convolution is computed by the definition.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -31219,7 +31206,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -31287,7 +31274,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they have not for a type an invalid value.
+    // Some versions call an epilogue that they lack for a type an invalid value.
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -31301,10 +31288,10 @@ class GemmPlan {
     if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
   }
 
-  /// False where cuBLASLt has no algorithm for the problem.
+  /// False if cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
-  /// Which algorithm it is, in words.
+  /// The name of the algorithm.
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
@@ -31319,7 +31306,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// Where the bias is, or where the sums go.
+  /// The place of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -31358,7 +31345,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -31387,7 +31374,7 @@ struct CublasContext {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// How exact products of floats are on GPUs.
+/// The precision of products of floats on GPUs.
 
 namespace chorus {
 
@@ -31399,7 +31386,7 @@ inline std::atomic<bool>& tf32_flag() {
 }  // namespace detail
 
 /// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
+/// several times as fast. Initially off, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -31448,7 +31435,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -31465,11 +31452,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each of them with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias, unless that is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
-  // What the addresses of a stack's matrices are multiples of.
+  // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
@@ -31516,7 +31503,7 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 }
 
 /// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
@@ -31532,7 +31519,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -31566,8 +31553,8 @@ void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* 
   tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
 }
 
-/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` as it lies, and `b` too where a panel of it would
-/// not be used often enough to repay its packing.
+/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` in place, and `b` too if a panel of it would not
+/// be used often enough to repay its packing.
 template <class T>
 void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                    bool accumulate, const T* bias_n) {
@@ -31598,7 +31585,7 @@ template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  // A panel is used for each piece of a's rows: those of one piece take turns in one place, others are kept.
+  // Each piece of a's rows uses a panel. The panels of a single piece take turns in one place; otherwise they are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
   T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
@@ -31646,7 +31633,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
           Index ldc, bool accumulate, const T* bias_n) {
   const bool by_rows = m >= n;
   const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // Some 10 us a thread. Each piece of rows packs all of b again: as few of them as can be, unless they are long.
+  // Some 10 us a thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless they
+  // are long.
   const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
   const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
   const Index most = size * line > (Index{1} << 26) ? 4 : 1;
@@ -31666,8 +31654,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is the faster one: the last panel of an image's pixels must be nearly full, or there is one image.
-/// It gives the bits of the way over rasters.
+/// Whether this way is faster: the last panel of an image's pixels must be nearly full, or there is one image. It gives
+/// the same bits as the way over rasters.
 template <class T>
 bool suits_1x1(const Conv2dShape& s) {
   constexpr Index w = tile_columns<T>;
@@ -31681,7 +31669,7 @@ bool suits_1x1(const Conv2dShape& s) {
 template <class T>
 void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
                      Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
-  // Pieces of an image whose results stay in the second cache while sums go on; of rows too where threads lack work.
+  // Pieces of an image whose results stay in the second-level cache during the sums; also of rows if threads lack work.
   constexpr Index columns_at_once = 16 * tile_columns<T>;
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
@@ -31712,21 +31700,21 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 // <chorus/kernels/cpu/depthwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
-/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for those of matrices.
-/// A row of the result is computed packet by packet from a raster of its plane.
+/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for matrix products. A
+/// row of the result is computed packet by packet from a raster of its plane.
 
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-/// The layouts that a convolution's passes read x and dy in.
+/// The layouts of x and dy for a convolution's passes.
 
 // <chorus/kernels/cpu/raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
-/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
+/// The convolutions' layout of images. In a raster (rows at a pitch, zeros for padding between them) all input pixels
+/// of one kernel tap are the output pixels' positions plus one offset. So a convolution is a matrix product whose
 /// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed too and thrown away.
+/// the same holds there. Positions between the rows are computed, too, and ignored.
 
 namespace chorus::kernels::detail {
 
@@ -31770,7 +31758,7 @@ void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
     for (Index j = 0; j < n; ++j) to[j * step] = from[j];
 }
 
-/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
+/// Lays one image out in `rows` rows of `pitch` numbers, with zeros for positions outside of the image.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
   const Index top = vertical.begin(rows), bottom = vertical.end(rows);
@@ -31790,7 +31778,7 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
 }
 
 /// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped, image pixels without a position are left alone.
+/// image are skipped; image pixels without a position are unchanged.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
@@ -31812,7 +31800,7 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
-/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+/// The place of a result's pixels in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
   Index count() const { return images * rows * columns; }
@@ -31833,7 +31821,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
+  /// to[0, count) = those pixels of `from`. It writes whole packets, so also up to one packet from `to[count]` on.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -31844,7 +31832,7 @@ class Segments {
   }
 
   /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
-  /// packets. Writes up to one packet more as well.
+  /// packets. It writes up to one packet more.
   template <class T>
   void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
     Index packets = 0;
@@ -31884,14 +31872,14 @@ class Segments {
 
 namespace chorus::kernels::detail {
 
-/// As many images at a time as make a thousand pixels.
+/// The number of images that make a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
 
-/// Along one axis, tap t reads phase t * dilation % stride; phases that no tap reads are left out of a raster.
+/// Along one axis, tap t reads phase t * dilation % stride; a raster omits phases that no tap reads.
 struct Phases {
   Index kernel, stride, dilation;
   bool used(Index phase) const {
@@ -31899,7 +31887,7 @@ struct Phases {
       if (tap * dilation % stride == phase) return true;
     return false;
   }
-  /// How many used phases are below `phase`.
+  /// The number of used phases below `phase`.
   Index rank(Index phase) const {
     Index below = 0;
     for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
@@ -31908,8 +31896,8 @@ struct Phases {
   Index count() const { return rank(stride); }
 };
 
-/// The rasters of one group's input channels (in phases, where there are strides), as the forward and the weight's pass
-/// read them: image n of plane p starts at (p * images + n) * plane.
+/// The rasters of one group's input channels (in phases if there are strides), for the forward and the weight's pass:
+/// image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
@@ -31921,7 +31909,8 @@ struct InputRaster {
         vertical{s.kernel_h, s.stride_h, s.dilation_h},
         horizontal{s.kernel_w, s.stride_w, s.dilation_w},
         channels(s.in_channels / s.groups) {
-    // Without stride a row's right padding is the next row's left padding, and so is an image's bottom padding.
+    // Without stride a row's right padding is the next row's left padding; the same holds for an image's bottom
+    // padding.
     rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
                            : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
@@ -31966,8 +31955,8 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-/// The raster of dy that the input's pass reads. dx's pixels along an axis are j * stride + phase - padding, for j from
-/// first to last; above and left of dy are zeros, for taps that reach there.
+/// The raster of dy for the input's pass. dx's pixels along an axis are j * stride + phase - padding, for j from first
+/// to last. Above and left of dy are zeros, for taps that reach there.
 template <class T>
 struct GradientRaster {
   Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
@@ -31987,11 +31976,11 @@ struct GradientRaster {
   Index phase_rows() const { return last_h - first_h + 1; }
   Index phase_columns() const { return last_w - first_w + 1; }
 
-  /// Where a tap at (h, w) of the kernel meets dy, from the pixel's place on.
+  /// The place of dy for a tap at (h, w) of the kernel, from the pixel's place on.
   Index offset(const Conv2dShape& s, Index h, Index w) const {
     return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
   }
-  /// How a phase's pixels lie in dx.
+  /// The layout of a phase's pixels in dx.
   Axis vertical(const Conv2dShape& s, Index phase) const {
     return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
   }
@@ -32017,7 +32006,7 @@ inline bool suits_depthwise(const Conv2dShape& s) {
          s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
-/// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
+/// The taps of a pixel: their numbers in the kernel, their places in a raster from the pixel's on, and their weights.
 template <class T>
 struct DepthwiseTaps {
   Index count = 0;
@@ -32029,7 +32018,7 @@ struct DepthwiseTaps {
   }
 };
 
-/// Rows of which as many as registers hold are computed at a time.
+/// Rows that are computed at a time, as many as registers hold.
 inline constexpr Index depthwise_block = 4;
 
 /// Calls f(i, rows), with constants, for blocks of rows.
@@ -32093,8 +32082,8 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
   });
 }
 
-/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. Where `taps` is a constant, their
-/// sums stay in registers.
+/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. If `taps` is a constant, the sums
+/// stay in registers.
 template <class T, class Taps>
 void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
                     Index pitch, T* sums) {
@@ -32139,7 +32128,7 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
   });
 }
 
-/// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
+/// dx's pixels in phases: the pixels of a phase have the same taps of dy's raster, at the same distances.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
@@ -32195,7 +32184,7 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 /// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
-/// pixels that are wanted; with few, the rasters are multiplied as they are, with the positions between the rows.
+/// needed pixels. With few, the rasters are multiplied in place, with the positions between the rows.
 
 namespace chorus::kernels::detail {
 
@@ -32203,15 +32192,15 @@ inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// Runs of positions that hold all pixels: one for all, or one for each image where that is less work.
+/// Runs of positions that hold all pixels: one for all, or one for each image if that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
   if (separate < p.plane) return {p.images, separate, p.plane};
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. Columns of c are the pixels themselves, with
-/// `gather`, or else all positions. Rows of c have room for a tile more.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, columns of c are the pixels
+/// themselves, otherwise all positions. Rows of c have room for one more tile.
 template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {
@@ -32273,14 +32262,14 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
 /// 3 x 3 convolutions of stride 1 and 2 with a quarter, or half, of the multiplications: tiles of 4 x 4 results are
 /// computed as matrix products over the channels, one for each point of winograd_transforms.hpp. With stride 1 the
-/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels); a result that is not
-/// finite makes its tile so.
+/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels). One non-finite result
+/// makes its whole tile non-finite.
 
 // <chorus/kernels/cpu/tiled_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
-/// Images cut into tiles, and the way of their pixels into and out of a layout with channels last, in which a packet
-/// holds one pixel of as many channels as it has lanes: a tile's transform then needs no shuffles, and a result doesn't
+/// Images cut into tiles, and the transfer of their pixels into and out of a layout with channels last. There a packet
+/// holds one pixel of as many channels as it has lanes: a tile's transform needs no shuffles, and a result doesn't
 /// depend on the other tiles.
 
 // <chorus/kernels/cpu/winograd_transforms.hpp>
@@ -32291,7 +32280,7 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 
 namespace chorus::kernels::detail {
 
-/// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
+/// The number of values that the three taps of an axis become, under all ways below; squared, that of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
 /// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
@@ -32417,8 +32406,8 @@ struct UnitStride : PacketSums<T> {
   };
 };
 
-/// F(4, 2), of which stride 2 is made: every other pixel meets the outer two taps, those between meet the middle tap
-/// alone. At ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
+/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the others the middle tap alone. At
+/// ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
 template <class T>
 struct TwoTaps : PacketSums<T> {
   using P = Packet<T>;
@@ -32469,7 +32458,7 @@ struct TwoTaps : PacketSums<T> {
   }
 };
 
-/// What both directions of stride 2 have in common: 9 multiplications instead of 12 for four results.
+/// The common part of both directions of stride 2: 9 multiplications instead of 12 for four results.
 template <class T>
 struct StridedPoints {
   using P = Packet<T>;
@@ -32545,8 +32534,8 @@ struct ImageChannels {
   Index plane() const { return height * width; }
 };
 
-/// Where the pixels of an image lie in a layout with `w` channels last whose rows have `columns` pixels. It is regular
-/// where `w` neighbours, the first of them a multiple of `w`, always lie in the same way.
+/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if `w`
+/// neighbours, the first of them a multiple of `w`, always have the same layout.
 template <Index w>
 struct PixelPlaces {
   Index width, columns;
@@ -32583,7 +32572,7 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// What a strip reads of a packet of channels from `channel` on: its rows that lie inside of the image.
+  /// A strip's input for a packet of channels from `channel` on: its rows that lie inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
     const Index top = strip.top * step - padding_h;
@@ -32593,7 +32582,7 @@ struct TiledImages {
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of that alone,
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, only inside of it,
   /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
   template <class T>
   void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
@@ -32667,7 +32656,7 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// Where the numbers of tiles lie: [panel, tile, channel of the panel], for panels of `width` channels.
+/// The layout of tiles' numbers: [panel, tile, channel of the panel], for panels of `width` channels.
 struct TilePanels {
   Index channels, width, tiles;
   Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
@@ -32675,7 +32664,7 @@ struct TilePanels {
 
 /// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
 /// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
-/// packets: x may have fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
+/// packets: if x has fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
 void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
                      Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
@@ -32689,7 +32678,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
-      // What is read next comes while these tiles are transformed.
+      // The next input arrives while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
       const Stretches<T> next =
           tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);
@@ -32717,7 +32706,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
+// Runs of numbers of three alternating kinds, into packets of one kind each and back, without memory in between.
 
 /// Lane i of the result is lane of(i) of a and b, which have 32.
 template <class F>
@@ -32763,8 +32752,8 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The nine taps of `count` kernels that lie in a row, up to a packet's: lane k of taps[i] is from[k, i]. The other
-/// lanes are zeros.
+/// The nine taps of `count` neighbouring kernels, up to a packet's: lane k of taps[i] is from[k, i]. The other lanes
+/// are zeros.
 template <class T>
 [[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
   constexpr Index w = lanes<T>;
@@ -32786,8 +32775,8 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
-/// Where results go: in place of what is there, onto it, or in its place past the caches, for which whole packets must
-/// be aligned.
+/// The treatment of results: they overwrite, they are added, or they overwrite past the caches, for which whole packets
+/// must be aligned.
 enum class Results { overwrite, accumulate, past_caches };
 
 /// The other way: to[k, i], or +=, from taps[i].
@@ -32819,8 +32808,8 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// A weight [filters, channels, 3, 3] as a pass meets it. With `turned`, for the gradient by the input: results are the
-/// convolution's channels, channels its filters, and taps are in the reverse order.
+/// A weight [filters, channels, 3, 3] in the view of a pass. With `turned`, for the gradient by the input: results are
+/// the convolution's channels, channels its filters, and taps are in the reverse order.
 template <class T>
 struct Kernels {
   const T* weight;
@@ -32828,8 +32817,8 @@ struct Kernels {
   bool turned;
 
   Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
-  /// Those of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as there are any.
-  /// In one stretch of memory lie those of the results for a channel where they are turned, else of the channels for a
+  /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as they
+  /// exist. If they are turned, the results of one channel lie in one stretch of memory; otherwise the channels of one
   /// result.
   Stretches<T> at(Index first, Index channel, Index count) const {
     const Index some = std::clamp<Index>(channels - channel, 0, count);
@@ -32870,7 +32859,7 @@ void transform_weights(const Kernels<T>& kernels, Index first, Index channel, In
   }
 }
 
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from that by the
+/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from the gradient by the
 /// transformed weights, du[point, filter, channel], filters `du_row` apart. A filter of dweight is `pitch` numbers
 /// long.
 template <class Way, class T>
@@ -32898,8 +32887,8 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is the faster one. Not a matter of the batch's size: a sample's result must not depend on it.
-/// Double is for those who want digits.
+/// Whether this way is faster. It does not depend on the batch's size: a sample's result must not depend on it. Double
+/// is for programs that need precision.
 template <class T>
 bool suits_winograd(const Conv2dShape& s) {
   const Index h = s.out_height(), w = s.out_width(), tiles = ((h + 3) / 4) * ((w + 3) / 4);
@@ -32948,7 +32937,7 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
 }
 #pragma GCC diagnostic pop
 
-/// How the tiles of one pass are cut, and how many strips are multiplied at a time.
+/// The cut of one pass's tiles, and the number of strips that are multiplied at a time.
 template <class Way>
 struct WinogradPlan {
   TiledImages tiles;
@@ -32969,15 +32958,15 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are a little farther apart than their tiles take, so that they don't share their places in the caches.
+  /// Points are slightly farther apart than their tiles need, so that they don't share their places in the caches.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels.
-/// x and y start at the channels in question.
+/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels. x
+/// and y start at the channels in question.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -32987,12 +32976,12 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Of more than 8 MiB, transformed weights are made where they are used, some channels at a time: no cache holds them.
+  // Transformed weights above 8 MiB are made at their use, some channels at a time: no cache holds them.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
   const Index weights = winograd_points * u_pitch;
-  // Each thread has blocks of its own where there are enough; else threads share a block's panels.
+  // If there are enough blocks, each thread has its own; otherwise threads share a block's panels.
   const bool own_blocks = !heavy && plan.blocks >= 2 * threads;
   const Index at_once = own_blocks || heavy ? plan.block : plan.block * threads;
   const Index v_pitch = plan.template point_pitch<T>(at_once, pitch);
@@ -33010,7 +32999,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
                                           TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
-  // The results of one panel for a block of strips; v: where the block's first tile lies.
+  // The results of one panel for a block of strips; v: the place of the block's first tile.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
     const Index first = panel * w, end = std::min(strip + plan.block, plan.strips);
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
@@ -33018,7 +33007,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
       if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      // Weights that are transformed next come while these are multiplied, which takes no more of memory.
+      // The weights that are transformed next arrive while these are multiplied, which needs little memory traffic.
       const bool more = c + channels < in.channels;
       const Stretches<T> next =
           heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
@@ -33066,13 +33055,14 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  // As many tiles at a time as make the way from transformed weights back to weights cheap.
+  // The number of tiles at a time that makes the way from transformed weights back to weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
-  // Groups in slices with sums of their own, added up in pairs, where threads have slices of their own. Their number is
-  // a matter of the shape alone.
+  // Groups in slices with sums of their own, added in pairs, if threads have their own slices. Their number depends on
+  // the shape alone.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  // What a product reads lies as it is read: w channels, or filters_at_once filters, of one tile after the other.
+  // A product's input lies in its order of reading: w channels, or filters_at_once filters, of one tile after the
+  // other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
   const TilePanels x_panels{whole_panels<T>(channels), w, room};
   const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
@@ -33090,7 +33080,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
-  // A gradient of 2 MiB and more that is written once has left a core's caches when it is averaged or stepped with.
+  // A gradient of 2 MiB and more that is written once has left a core's caches before it is averaged or used by a step.
   const bool past_caches =
       groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
   const Results written = past_caches ? Results::past_caches : Results::overwrite;
@@ -33145,8 +33135,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -33261,7 +33251,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
     const Pixels pixels = raster.pixels(count);
     const Runs runs = runs_of(pixels, lanes<T>);
-    // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
+    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run for each image.
     const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
     const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
@@ -33280,8 +33270,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
                       dw + o * k + p, k);
     });
   };
-  // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
-  // threads. Their number is a matter of the shape alone.
+  // The batch in slices with sums of their own, which are added in pairs: shorter sums, smaller rounding errors, and
+  // work for threads. Their number depends on the shape alone.
   const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
@@ -33327,7 +33317,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     return;
   }
 
-  // Longer sums are added onto what is there at once, as below.
+  // Longer sums are added to the old values at once, as below.
   if (suits_1x1<T>(s) && (!accumulate || filters <= gemm_depth)) {
     for (Index group = 0; group < s.groups; ++group)
       multiply_images<T>(Trans::yes, s.batch, channels, filters, image, weight + group * filters * channels,
@@ -33344,7 +33334,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
-  // Pixels that no tap meets.
+  // Pixels that no tap reads.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
@@ -33395,7 +33385,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
-  // Planes in the order of memory, so that each thread reads what it has written.
+  // Planes in the order of memory, so that each thread reads its own results.
   const Scratch<T> sums(device, planes);
   parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
     for (Index plane = first; plane < first + count; ++plane)
@@ -33417,16 +33407,16 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 // <chorus/kernels/cuda/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
-/// Two-dimensional convolution on GPUs: cuDNN, or by the definition where it is missing or has no way.
+/// Two-dimensional convolution on GPUs: cuDNN, or by the definition if it is missing or has no engine.
 
 // <chorus/kernels/cuda/direct_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
-/// Convolution on GPUs by the definition: for builds without cuDNN, and for what cuDNN doesn't do.
+/// Convolution on GPUs by the definition: for builds without cuDNN, and for cases that cuDNN lacks.
 
 namespace chorus::kernels::cuda {
 
-/// Conv2dShape with what follows from it.
+/// Conv2dShape with derived sizes.
 struct ConvolutionSizes {
   Conv2dShape s;
   Index out_h, out_w, channels, filters;  ///< channels and filters of one group
@@ -33554,8 +33544,8 @@ struct ChannelBiasGradient {
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// What vendors' libraries have chosen, in words: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each
-/// new shape of a matrix product or convolution. And a word where a convolution is computed by the definition.
+/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
+/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -33570,7 +33560,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -33586,12 +33576,12 @@ inline const char* env(const char* name) {
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -33611,7 +33601,7 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
@@ -33703,7 +33693,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Says what was chosen for a problem where that is wanted: `choice()` gives the words.
+/// Reports the choice for a problem if that is requested: `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -33717,7 +33707,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Says, once in a process, that this convolution is computed by the definition.
+/// Reports, once in a process, that this convolution is computed by the definition.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -33733,7 +33723,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// How exact products of floats are on GPUs.
+/// The precision of products of floats on GPUs.
 
 namespace chorus {
 
@@ -33745,7 +33735,7 @@ inline std::atomic<bool>& tf32_flag() {
 }  // namespace detail
 
 /// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
+/// several times as fast. Initially off, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -33756,13 +33746,13 @@ inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::m
 // <chorus/kernels/cuda/cudnn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
-/// cuDNN's graph interface, as much of it as convolutions need: descriptors that free themselves, and plans.
+/// cuDNN's graph interface, the part for convolutions: descriptors that free themselves, and plans.
 
 #include <cudnn.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -33805,7 +33795,7 @@ class CudnnDescriptor {
     set(name, CUDNN_TYPE_INT64, values.data(), N);
   }
   void finalize() { CHORUS_CUDNN_CHECK(cudnnBackendFinalize(descriptor_)); }
-  /// False where cuDNN can't do what the descriptor asks for.
+  /// False if cuDNN does not support the descriptor.
   bool try_finalize() {
     if (cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS) return true;
     chorus::cuda::forget_error();
@@ -33826,7 +33816,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// The tensors of a convolution, by the numbers that its descriptors know them by.
+/// The tensors of a convolution, by their numbers in descriptors.
 enum class ConvolutionTensor : std::int64_t { x = 1, weight = 2, y = 3 };
 
 namespace detail {
@@ -33856,7 +33846,7 @@ inline CudnnDescriptor cudnn_tensor(ConvolutionTensor which, DType type, const s
   return tensor;
 }
 
-/// What an operation's attributes are called in each pass.
+/// The names of an operation's attributes in each pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t alpha, beta, convolution, weight, x, y;
@@ -33930,10 +33920,10 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   return operation;
 }
 
-/// How one convolution is computed.
+/// The engine of one convolution.
 class ConvolutionPlan {
  public:
-  /// Takes the first of cuDNN's proposals that always gives the same bits and rounds no input without permission.
+  /// Takes the first of cuDNN's proposals that is deterministic and rounds no input without permission.
   ConvolutionPlan(cudnnHandle_t handle, const ConvolutionProblem& problem) {
     const auto operation = cudnn_operation(problem);
     CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -33956,16 +33946,16 @@ class ConvolutionPlan {
     }
   }
 
-  /// False where cuDNN has no acceptable way.
+  /// False if cuDNN has no acceptable engine.
   bool usable() const { return plan_.has_value(); }
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// Which engine it is, in words.
+  /// The name of the engine.
   std::string text() const {
     if (!usable()) return "cuDNN has no way; a direct kernel";
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
-  /// All tensors are aligned to 16 bytes; the pass decides which of them is written.
+  /// All tensors are aligned to 16 bytes; the pass determines which of them is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
     const std::array<std::int64_t, 3> ids{static_cast<std::int64_t>(ConvolutionTensor::x),
                                           static_cast<std::int64_t>(ConvolutionTensor::weight),
@@ -34032,7 +34022,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CudnnContext {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
@@ -34065,7 +34055,7 @@ namespace cuda {
 
 #if CHORUS_USE_CUDNN
 
-/// An operand at an address that cuDNN takes: itself, or a copy where its place in a flat buffer is not aligned.
+/// An operand at an address that cuDNN accepts: itself, or a copy if its place in a flat buffer is not aligned.
 template <class T>
 class AlignedOperand {
  public:
@@ -34082,7 +34072,7 @@ class AlignedOperand {
   const T* data_;
 };
 
-/// Runs a pass whose operands are aligned and whose result is overwritten. False where cuDNN has no way.
+/// Runs a pass with aligned operands and an overwritten result. False if cuDNN has no engine.
 template <class T, class Weight>
 bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
@@ -34096,8 +34086,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   return true;
 }
 
-/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns what it
-/// returns.
+/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns its result.
 template <class T, class Run>
 bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   if (!accumulate && aligned(out)) return run(out);
@@ -34158,7 +34147,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
       return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
     };
     if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
-    if constexpr (!std::is_same_v<T, Out>) {  // engines that round to T are more than those that don't
+    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than do not
       const cuda::Scratch<T> rounded(device, s.weight_count());
       if (run(rounded.data())) {
         cuda::for_each(device, "gradient in float", s.weight_count(),
@@ -34546,9 +34535,9 @@ class ConvTranspose2d;  // needs #include <chorus/nn/convolutions.hpp>
 // <chorus/kernels/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices; putting by an index for each element
-/// (scatter). x: [outer, axis, inner]; y: [outer, count, inner].
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather); the way back,
+/// which sums repeated picks in the order of the indices; and putting by an index for each element (scatter). x:
+/// [outer, axis, inner]; y: [outer, count, inner].
 
 namespace chorus::kernels {
 
@@ -34570,8 +34559,8 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-/// y[o, index[o, j, i], i] = source[o, j, i], or with `add` += that. Throws UsageError for an index outside of the axis
-/// and, on the CPU, where elements would take the same place.
+/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index outside of the axis and,
+/// on the CPU, if elements would take the same place.
 template <class T>
 void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
 
@@ -34606,7 +34595,7 @@ namespace chorus::kernels {
 
 namespace detail {
 inline bool all_inside(Index count, const std::int64_t* index, Index axis) {
-  Index negative = 0;  // less than 0 where an index, or what is left above it, is
+  Index negative = 0;  // negative if an index, or its distance to the limit, is
   for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
   return negative >= 0;
 }
@@ -34616,8 +34605,8 @@ inline void check_indices(std::string_view operation, Index count, const std::in
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
 
-/// Calls f(o, pick) for all of `outer`, each with the number `pick` of what was picked before it, by several threads
-/// where each of them picks enough.
+/// Calls f(o, pick) for all of `outer`, each with the number `pick` of earlier picks, on several threads if each of
+/// them picks enough.
 template <class F>
 void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
@@ -34625,8 +34614,8 @@ void for_outer(Index outer, Index picked, const F& f) {
   });
 }
 
-/// The same with an index for each element, [outer, count, inner]. Throws UsageError for one outside of the axis: the
-/// first, whatever the threads, and what has been written by then nobody reads.
+/// The same with an index for each element, [outer, count, inner]. Throws UsageError for the first index outside of the
+/// axis, whatever the number of threads; nobody reads the results up to then.
 template <class F>
 void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
   const Index picked = count * whole.inner;
@@ -34657,7 +34646,7 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   detail::check_indices("index_select", count, index, whole.axis);
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
-  if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
+  if (whole.inner == 1) {  // single numbers: a call for each would take longer than the copy
     return detail::for_outer(whole.outer, count, [=](Index o, Index pick) {
       for (Index i = 0; i < count; ++i) y[pick + i] = x[o * whole.axis + index[i]];
     });
@@ -34732,23 +34721,23 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/kernels/cuda/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
-/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the
-/// device throws UsageError. The ways back add up in the order of the indices, without atomics.
+/// Picking by index on GPUs. The kernel sees a bad index: it picks zeros, and the next call that waits for the device
+/// throws UsageError. The ways back sum in the order of the indices, without atomics.
 
 // <chorus/kernels/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
-/// How a kernel notes bad input: the first one is kept, for the next call that waits for the device.
+/// How a kernel records bad input: the first one is kept, for the next call that waits for the device.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel notes the first one, goes on
-/// without it, and the next call that waits for the device throws.
+/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
+/// continues without it. The next call that waits for the device throws.
 
 namespace chorus::cuda {
 
-/// What a kernel notes, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -34756,7 +34745,7 @@ struct Fault {
   std::int64_t place, value, limit;
 };
 
-/// The device's note. Throws DeviceError.
+/// The device's record. Throws DeviceError.
 inline Fault* fault_of(Cuda device) {
   static std::array<std::once_flag, Cuda::max_devices> once;
   static std::array<Fault*, Cuda::max_devices> faults{};
@@ -34771,13 +34760,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError where a kernel whose work is done has noted a fault, and forgets it.
+/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // of several threads that see it one throws it
+  static std::mutex mutex;  // if several threads see it, one throws it
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -34787,8 +34776,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all that it has been given. Throws what went wrong on the
-/// way: DeviceError, UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
+/// UsageError for bad input that only a kernel saw, TimeoutError.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -34801,7 +34790,7 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
-/// `operation` and `noun` are addresses of the host, which nobody reads here.
+/// `operation` and `noun` are addresses of the host, which the device never reads.
 struct FaultNote {
   Fault* fault;
   const char *operation, *noun;
@@ -34829,7 +34818,7 @@ inline FaultNote fault_note(Cuda device, const char* operation, const char* noun
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
 /// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
-/// always gives the same.
+/// always gives the same result.
 
 namespace chorus::kernels::cuda {
 
@@ -34848,8 +34837,8 @@ struct IndexKeys {
   }
 };
 
-/// One pass over places in the order of `from` (null: as they come), by the digit at `shift`. A block has a chunk of
-/// them, a thread one digit: it counts those with its digit, or, once `starts` says where these begin, moves them.
+/// One pass over places in the order of `from` (null: the given order), by the digit at `shift`. A block has a chunk of
+/// them, a thread one digit: it counts those with its digit, or, once `starts` has the beginnings, moves them.
 template <bool moves>
 __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
   __shared__ unsigned char digits[order_chunk];
@@ -34873,7 +34862,7 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
   if (!moves) start = at;
 }
 
-/// Counts become the sums of those before them; one block.
+/// Replaces counts by the sums of the earlier counts; one block.
 template <class Count>
 __global__ void order_starts(Index count, Index each, Count* starts) {
   __shared__ Count sums[block_threads];
@@ -34894,7 +34883,7 @@ __global__ void order_starts(Index count, Index each, Count* starts) {
 
 }  // namespace detail
 
-/// The places of `count` indices into an axis, sorted by index. Those that are no index of the axis come last.
+/// The places of `count` indices into an axis, sorted by index. Invalid indices come last.
 inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
   const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
   const Scratch<Index> starts(device, chunks * detail::order_digits);
@@ -34943,8 +34932,8 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others after it, and adds
-/// up all their rows. The list is read block_threads indices at a time.
+/// One block for each place in the list that is the first with its index: it looks for the others after it, and sums
+/// all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -34997,7 +34986,7 @@ __global__ void ordered_select_gradient(AxisShape whole, Index count, const std:
   }
 }
 
-/// One thread for each line: what it writes or adds to is its own.
+/// One thread for each line: it writes or adds only to its own.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -35034,7 +35023,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
   const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // so many are looked through sooner than they are sorted
+  constexpr Index short_list = 2048;  // such lists are searched sooner than sorted
   if (count <= short_list)
     return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
                         dy, dx);
@@ -35274,8 +35263,8 @@ template <class T>
 void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
-/// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
+/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of dy.
+/// Each may be null. Overwrites, or adds if `accumulate` (of dx, dweight, dbias) is true.
 template <class T>
 void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -35307,7 +35296,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -35320,7 +35309,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
 // <chorus/kernels/cuda/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
@@ -35342,7 +35331,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -35442,7 +35431,7 @@ std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, 
     const auto d = psub(load(x + i, count), mean);
     return pmul(d, d);
   });
-  // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+  // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
   const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
     return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
                                 : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
@@ -35455,7 +35444,7 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  // Flattened: loops in functions of their own read for each packet what they reach through references.
+  // Flattened: loops in separate functions would read the referenced values again for each packet.
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
@@ -35471,7 +35460,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
 }
 
 namespace detail {
-/// Rows whose sums for dweight and dbias are made one after the other, and added up in pairs then.
+/// Rows whose sums for dweight and dbias are made one after the other, and then added in pairs.
 inline constexpr Index affine_rows = 32;
 }  // namespace detail
 
@@ -35632,7 +35621,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -35645,7 +35634,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
 // <chorus/kernels/cuda/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAYER_NORM_HPP
-/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
@@ -35667,7 +35656,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -36025,8 +36014,7 @@ namespace chorus::kernels {
 inline constexpr int few_rows = 4;
 
 /// y = x wᵀ + bias for at most `few_rows` rows; x: [m, k], w: [n, k], y: [m, n], bias: [n] or null. Weights are read
-/// once, as they lie. Sums are in another order than gemm's: their last bits are not those that a row has in a larger
-/// batch.
+/// once, in place. Sums have another order than gemm's: the last bits of a row differ from those in a larger batch.
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias);
 
@@ -36036,7 +36024,7 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/cpu/few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
-/// A linear layer of a few rows, as inference of one sample and each step of a recurrent layer have it.
+/// A linear layer of a few rows, as in inference of one sample and in each step of a recurrent layer.
 
 namespace chorus::kernels {
 
@@ -36080,7 +36068,7 @@ void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias
 /// Columns [first, first + count) of `Rows` rows.
 template <int Rows, class T>
 void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
-  // With as many sums as there are registers for.
+  // With as many sums as registers can hold.
   constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
   const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
   Index j = first;
@@ -36122,7 +36110,7 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 namespace chorus::kernels {
 
@@ -36134,19 +36122,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Matrices that follow one another: how many, and how far apart those of a, b and c are, in elements.
+/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of `a` as stored: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, added up in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float; the result may be float, too.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -36175,18 +36163,18 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
 
 #include <cublasLt.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -36254,7 +36242,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they have not for a type an invalid value.
+    // Some versions call an epilogue that they lack for a type an invalid value.
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -36268,10 +36256,10 @@ class GemmPlan {
     if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
   }
 
-  /// False where cuBLASLt has no algorithm for the problem.
+  /// False if cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
-  /// Which algorithm it is, in words.
+  /// The name of the algorithm.
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
@@ -36286,7 +36274,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// Where the bias is, or where the sums go.
+  /// The place of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -36325,7 +36313,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -36393,7 +36381,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -36410,11 +36398,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each of them with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias, unless that is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
-  // What the addresses of a stack's matrices are multiples of.
+  // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
@@ -36461,7 +36449,7 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 }
 
 /// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
@@ -36477,7 +36465,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -37190,26 +37178,25 @@ Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index
 
 namespace chorus {
 
-/// What becomes of the losses of the samples.
+/// The reduction of the samples' losses.
 enum class Reduction : std::uint8_t { none, mean, sum };
 
-/// As in PyTorch. Samples with the label `ignore_index` count for nothing: neither in the loss nor in the mean's
-/// divisor.
+/// As in PyTorch. Samples with the label `ignore_index` count neither in the loss nor in the mean's divisor.
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
-  /// For operations, not kernels: divide the sum by this in place of this batch's own count (or sum of weights), for a
-  /// batch that is cut into micro-batches whose gradients are added up. The tokens that count in the whole batch: in
-  /// all micro-batches of all ranks. A positive number, the same on all ranks; a smaller one than the tokens that have
-  /// counted is refused in backward.
+  /// For operations, not kernels: divide the sum by this instead of this batch's own count (or sum of weights), for a
+  /// batch that is cut into micro-batches whose gradients are summed. It is the number of tokens that count in the
+  /// whole batch: in all micro-batches of all ranks. A positive number, the same on all ranks. Backward refuses a
+  /// number below that of the counted tokens.
   std::optional<double> mean_over = {};
 };
 
 struct NllLossOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
-  std::optional<double> mean_over = {};  ///< as of CrossEntropyOptions
+  std::optional<double> mean_over = {};  ///< see CrossEntropyOptions
 };
 
 }  // namespace chorus
@@ -37217,11 +37204,11 @@ struct NllLossOptions {
 
 namespace chorus::kernels {
 
-/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)).
-/// logits: [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics:
-/// [2, batch], kept for the backward pass: logsumexp(x) less the row's largest logit, and that one: as two numbers they
-/// are exact where their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1]
-/// before it writes anything.
+/// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)). logits:
+/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], kept
+/// for the backward pass: logsumexp(x) less the row's largest logit, and that logit. As two numbers they are exact,
+/// while their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
+/// anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* statistics);
@@ -37233,8 +37220,8 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
-/// The same of a class for each pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses
-/// for Reduction::none are [outer, inner].
+/// The same for a class per pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses for
+/// Reduction::none are [outer, inner].
 template <class T>
 void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
                                  const CrossEntropyOptions& options, T* loss, T* log_sum_exp);
@@ -37263,12 +37250,12 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+/// The common part of losses by labels: checked labels, and summed losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
-/// and its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
+/// label, if one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -37304,7 +37291,7 @@ void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, Sam
   loss[0] = static_cast<T>(total);
 }
 
-/// What a sample's gradient is multiplied by.
+/// The factor of a sample's gradient.
 template <class T>
 T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   if (reduction == Reduction::none) return dloss[i];
@@ -37478,8 +37465,8 @@ void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, con
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 /// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
-/// likelihood, on GPUs. A bad label is seen by the kernel: that
-/// sample counts as ignored, and the next call that waits for the device throws UsageError.
+/// likelihood, on GPUs. The kernel sees a bad label: that sample counts as ignored, and the next call that waits for
+/// the device throws UsageError.
 
 namespace chorus::kernels {
 
@@ -37507,7 +37494,7 @@ __device__ void each_vector(const Line& line, const T* x, bool vector, const F& 
   }
 }
 
-/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory demands.
+/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory requires.
 template <class C>
 struct SumBelow {
   C largest;
@@ -37524,7 +37511,7 @@ struct JoinSums {
   }
 };
 
-/// Reads each line once: sums go on below the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// Reads each line once: sums are relative to the largest number so far (Milakov and Gimelshein, "Online normalizer
 /// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
@@ -37546,7 +37533,7 @@ struct CrossEntropy {
       for (int l = 0; l < Vector<T>::width; ++l)
         if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
       if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // what is masked adds nothing
+      if (top == lowest) return;  // masked numbers add nothing
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l) {
         if (l >= n) continue;
@@ -37627,7 +37614,7 @@ struct CountLabels {
   __device__ void finish(Index, double total) const { *count = total; }
 };
 
-/// What each sample's gradient is multiplied by.
+/// The factor of each sample's gradient.
 template <class T>
 struct SampleScale {
   Reduction reduction;
@@ -38882,12 +38869,12 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
 // <chorus/kernels/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
-/// Images resampled along both of their axes: what interpolates them, and what takes means of their parts.
+/// Images resampled along both of their axes: interpolation, and means of parts.
 
 namespace chorus::kernels {
 
-/// How an axis of `in` entries becomes one of `out`: entry i is the sum of weight[k] times entry index[k] of the old
-/// one, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+/// The map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of the
+/// old axis, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
 template <class T>
 struct AxisTaps {
   Index in, out;
@@ -38947,7 +38934,7 @@ void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumula
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
-  // Columns, which go number by number, of the fewer rows.
+  // Columns, which are processed number by number, of the fewer rows.
   const Index in = rows.in * columns.in, out = rows.out * columns.out;
   if (rows.in < rows.out) {
     const ThreadScratch<T> lines(device, rows.in * columns.out);
@@ -39355,15 +39342,15 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
 // <chorus/kernels/cuda/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
-/// Optimizer steps over flat arrays on GPUs, one launch each. What changes from step to step (learning rate, number of
-/// the step) may lie in device memory, so that a captured graph can be replayed with other numbers.
+/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, number
+/// of the step) may lie in device memory, so that a captured graph can be replayed with other values.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far
-/// of those that the host has counted. Null: no step is.
+/// The device memory that tells whether a step is skipped (`*unwanted` is not 0), and the number of skipped steps among
+/// those that the host has counted. Null: no step is skipped.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;
@@ -39373,7 +39360,7 @@ struct StepSkip {
 /// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
-  /// The scalars of a replay, and its number, from 1, if no replay was left out.
+  /// The scalars of a replay, and its number, from 1, if no replay was skipped.
   struct Replayed {
     S value{};
     Index step = 1;
@@ -39392,8 +39379,8 @@ struct Scalars {
   }
 };
 
-/// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula
-/// needs, once a block, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements. Once a block, `rule.prepare(scalars)` first computes the values of the
+/// formula, since powers of doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   if (scalars.skip.now()) return;
@@ -39529,7 +39516,7 @@ struct CountLeftOut {
     if (*unwanted != 0) ++*left_out;
   }
 };
-/// Behind a step's kernels: `++*left_out` where the device has left them out.
+/// After a step's kernels: `++*left_out` if the device has skipped them.
 inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
   for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
 }
@@ -39595,7 +39582,7 @@ double square_sum(Cuda device, Index count, const T* x) {
 // <chorus/optim/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
-/// What all optimizers share: the parameters, their state beside them, and the walk over both in long ranges.
+/// The common part of all optimizers: the parameters, their state, and a walk over both in long ranges.
 
 // <chorus/nn/flat_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
@@ -39791,7 +39778,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
 // <chorus/optim/averaged_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
-/// Refuses gradients that are one process's own, with which the parameters of several would drift apart.
+/// Refuses gradients that belong to one process alone: with them the parameters of the processes would drift apart.
 
 namespace chorus::optim::detail {
 
@@ -39822,37 +39809,36 @@ void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
 
 namespace chorus::optim {
 
-/// The learning rate, in a class of its own so that schedules know nothing else.
+/// The learning rate, in a class of its own, so that schedules need to know nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
-  /// Until the first schedule is made this is also what schedules start from. Afterwards it is not, as in PyTorch,
-  /// which keeps `initial_lr`; and a schedule that is set to an epoch sets its own rate again, while one that steps
-  /// goes on from this one.
+  /// Sets the rate. Until the first schedule is made, schedules start from it. Afterwards they do not, as in PyTorch,
+  /// which keeps `initial_lr`. A schedule that is set to an epoch then sets its own rate again; a schedule that steps
+  /// continues from this one.
   void set_lr(double lr) {
     resume_lr(lr);
     reduction_ = 1;
     if (!scheduled_) start_ = lr;
   }
-  /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
-  /// part.
+  /// For checkpoints: a schedule that is made later starts from the earlier rate, as in the first part of the run.
   void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
-  /// What all schedules start from that are made from now on: PyTorch's `initial_lr`.
+  /// The rate from which all later schedules start: PyTorch's `initial_lr`.
   void set_start_lr(double lr) {
     check_rate(lr);
     start_ = lr;
   }
   double start_lr() const { return start_; }
 
-  // For schedules, of which an optimizer may have several.
+  // For schedules; an optimizer may have several.
 
-  /// A schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  /// Tells that a schedule is made: from now on `start_lr` stays, whoever sets the rate.
   void begin_schedule() { scheduled_ = true; }
-  /// A smaller rate than a schedule's formula gives, now and for the epochs to come, in the same ratio.
+  /// Lowers the rate below a schedule's formula, now and in later epochs, by the same factor.
   void reduce_lr(double lr) {
     reduction_ *= lr / lr_;
     resume_lr(lr);
@@ -39875,13 +39861,13 @@ class HasLearningRate {
 // <chorus/optim/parameter_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
-/// Parameters that have options of their own, and how to choose them.
+/// Options of some parameters, and how to select those.
 
 namespace chorus::optim {
 
-/// What some parameters have of their own: see Optimizer::set_group.
+/// The options of some parameters: see Optimizer::set_group.
 struct GroupOptions {
-  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
+  /// Their learning rate is the optimizer's times this one, also under schedules.
   double lr_scale = 1;
   /// Their weight decay, instead of the optimizer's.
   std::optional<double> weight_decay = {};
@@ -39891,7 +39877,7 @@ struct GroupOptions {
 struct IsBiasOrNorm {
   bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
-/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
+/// Whether a parameter's name begins with it: `encoder.` stands for all parameters of that module.
 struct NameBegins {
   std::string prefix;
   bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
@@ -39903,11 +39889,11 @@ struct NameBegins {
 // <chorus/optim/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
-/// What an optimizer knows of its steps in captured graphs.
+/// An optimizer's record of its steps in captured graphs.
 
 namespace chorus::optim::detail {
 
-/// There are none but on GPUs.
+/// Only GPUs have them.
 template <Device D>
 class ReplayedSteps {
  public:
@@ -39920,18 +39906,18 @@ class ReplayedSteps {
 // <chorus/optim/cuda/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
-/// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
-/// those that it has left out.
+/// An optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay; the device
+/// counts the skipped ones.
 
 // <chorus/tensor/cuda/replay.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
-/// the number of the step, the number of the replay.
+/// Numbers that a captured step reads from device memory, since they change with each replay: the learning rate, the
+/// number of the step, the number of the replay.
 
 namespace chorus::cuda {
 
-/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
+/// Made before a capture. A ReplayScope in the capturing thread fills it. Each replay renews it.
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
@@ -39943,8 +39929,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
-  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
+  /// The device address of numbers, initially `first`. Before each replay `next(numbers, replay)` is called, with
+  /// replays counted from 0, after everything that `at_replay` was given. Throws Error if there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -39963,23 +39949,23 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
-  /// The number that a replay's random operations add to their pass's is what `count` gives, instead of the replays so
-  /// far; it is asked after all that `at_replay` was given.
+  /// Sets the offset that a replay's random operations add to their pass: `count` gives it, instead of the number of
+  /// replays. It is called after everything that `at_replay` was given.
   void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
-  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
-  /// and by `action` before each later one.
+  /// The host's work in the step beside the captured work: once in the capture, which the first replay executes, and by
+  /// `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-  /// What takes back what the host has done in a capture that then comes to nothing.
+  /// Undoes the host's work of a capture that fails.
   void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
-  /// What the captured work reads, and nothing else may keep until then.
+  /// Memory that the captured work reads, and that nothing else keeps until then.
   void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
-  /// Whose memory the replays, and what the host does with them, need: without it there can be none.
+  /// The owner of memory that the replays and the host's work need: without it no replay is possible.
   void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
   bool complete() const {
     return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
   }
 
-  /// Forgets a capture: the next one begins as the first did.
+  /// Forgets a capture: the next one begins like the first.
   void forget() {
     used_ = first_used_;
     renewals_.resize(1);
@@ -39990,7 +39976,7 @@ class ReplayNumbers {
     count_by_ = nullptr;
     replays_ = 0;
   }
-  /// The same of one that has come to nothing.
+  /// Undoes and forgets a capture that failed.
   void take_back() {
     for (const auto& action : undo_) action();
     forget();
@@ -40005,7 +39991,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
-  /// What random operations add to the number of their pass.
+  /// The offset that random operations add to the number of their pass.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -40024,13 +40010,13 @@ class ReplayNumbers {
   const std::uint32_t* count_ = nullptr;
 };
 
-/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
+/// The changing numbers of the step that this thread captures; null outside of a capture.
 inline ReplayNumbers*& replay_numbers() {
   thread_local ReplayNumbers* numbers = nullptr;
   return numbers;
 }
 
-/// While it lives, this thread captures a step whose changing numbers are `numbers`.
+/// While it lives, this thread captures a step with the changing numbers `numbers`.
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
@@ -40049,7 +40035,7 @@ namespace chorus::optim::detail {
 template <>
 class ReplayedSteps<Cuda> {
  public:
-  /// Makes the counters that captures take, since a capture cannot.
+  /// Makes the counters that captures need, since a capture cannot make them.
   void prepare(Cuda device) {
     if (memory_) return;
     const MemoryScope scope(trace::Memory::optimizer);
@@ -40057,11 +40043,11 @@ class ReplayedSteps<Cuda> {
     zero_bytes(device, memory_.data(), memory_.bytes());
   }
 
-  /// Where the device finds whether a step is left out, and counts those; null where none is.
+  /// The flag by which the device skips a step, and where it counts skipped steps; null if no step is skipped.
   const std::int32_t* unwanted = nullptr;
   std::int64_t* left_out = nullptr;
 
-  /// In a capture: counts `steps` up in every replay but the first, which the capture has counted, and chooses the
+  /// In a capture: adds to `steps` in every replay but the first, which the capture has counted, and chooses the
   /// counter `left_out`. Throws Error after too many captures.
   void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
     numbers.at_replay([steps] {
@@ -40082,7 +40068,7 @@ class ReplayedSteps<Cuda> {
     captures_.push_back(std::move(steps));
   }
 
-  /// Takes what was left out so far back from the numbers of steps. Waits for the device.
+  /// Subtracts the steps that were skipped so far. Waits for the device.
   void settle() {
     if (captures_.empty()) return;
     std::vector<std::int64_t> counts(captures_.size());
@@ -40139,7 +40125,7 @@ struct StateTensor {
 namespace chorus::optim {
 
 namespace detail {
-/// What is kept at `data` beside the numbers of a parameter that are here.
+/// The state at `data`, beside the numbers of a parameter that are in this process.
 template <Device D>
 StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
   const auto extents = parameter.extents();
@@ -40155,12 +40141,12 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 }
 }  // namespace detail
 
-/// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
+/// The common part of all optimizers: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// `numbers`: what a step goes by besides. Ranks that step one net compare them. Throws UsageError where there are
-  /// no parameters.
+  /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
+  /// parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
       : HasLearningRate(lr) {
     for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
@@ -40171,12 +40157,12 @@ class Optimizer : public HasLearningRate {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none,
-  /// where a gradient is one process's own: see ParameterOn::grad_local.
+  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none, if
+  /// a gradient belongs to one process alone: see ParameterOn::grad_local.
   virtual void step() = 0;
 
-  /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
-  /// `*unwanted`, in its memory, is not 0. They do not count as steps. Needs `prepare_to_skip` before the capture.
+  /// For GPUs: `step()` for a step that is captured as a graph. The device skips a replay if `*unwanted`, in its
+  /// memory, is not 0 before it. Skipped replays do not count as steps. Needs `prepare_to_skip` before the capture.
   void step_unless(const std::int32_t* unwanted)
     requires(!std::is_same_v<D, Cpu>)
   {
@@ -40192,11 +40178,11 @@ class Optimizer : public HasLearningRate {
   void prepare_to_skip()
     requires(!std::is_same_v<D, Cpu>)
   {
-    make_state();  // all steps before the capture may have been left out
+    make_state();  // all steps before the capture may have been skipped
     replayed_.prepare(device());
   }
 
-  /// For GradScaler, which leaves a step out: the policy whose parameters these are may have to know.
+  /// For GradScaler when it skips a step: the policy of these parameters may have to know.
   void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
 
   /// Forgets all gradients.
@@ -40204,8 +40190,8 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints; of parameters that are another process's none.
-  /// Numbers of steps are tensors of one integer.
+  /// All state for checkpoints, made by the first step or by this call; none for parameters of another process. Numbers
+  /// of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -40223,9 +40209,9 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
-  /// Options for the parameters that `chosen(NamedParameter)` chooses, as IsBiasOrNorm and NameBegins do; of several
-  /// calls the last one holds. Other options differ by having an optimizer each. Throws UsageError where none is chosen
-  /// or an option is negative.
+  /// Options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If several
+  /// calls select a parameter, the last one holds. For other options, use several optimizers. Throws UsageError if no
+  /// parameter is selected or an option is negative.
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
@@ -40245,30 +40231,30 @@ class Optimizer : public HasLearningRate {
 
   D device() const { return entries_.front().named.parameter->where(); }
 
-  /// For an optimizer that is made of several: one of them tells ranks of their step, and the others do not.
+  /// For an optimizer that is made of several: one of them tells the ranks of their step.
   void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
 
-  /// Neighbouring parameters of one dtype that have gradients and have made equally many steps.
+  /// Neighbouring parameters of one dtype that have gradients and the same number of steps.
   struct Range {
     DType dtype;
     Index count;
     void* value;
     void* grad;
     std::array<void*, max_slots> state;
-    std::int64_t steps;  // before this one
+    std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, also where this is a part of it
+    std::size_t axes;             // of the first parameter, even if this is a part of it
     const std::int64_t* counted;  // where the host counts its steps, this one included
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
-  /// own learning rate and number.
+  /// A step's scalars as kernels take them. In a captured step they lie in device memory: each replay finds its own
+  /// learning rate and number there.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -40286,7 +40272,7 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
-  /// Throws UsageError in a step that is captured as a graph, whose replays would repeat this step's scalars.
+  /// Throws UsageError in a step that is captured as a graph: replays would repeat this step's scalars.
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
@@ -40294,7 +40280,7 @@ class Optimizer : public HasLearningRate {
 #endif
   }
 
-  /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
+  /// The names of each parameter's state, with its dtype and shape, initially 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
   struct Walk {
@@ -40339,7 +40325,7 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
-    std::uint64_t hash_of_steps = 0;  // what its first parameter has made before this one
+    std::uint64_t hash_of_steps = 0;  // the earlier steps of its first parameter
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
@@ -40378,7 +40364,8 @@ class Optimizer : public HasLearningRate {
     GroupOptions group = {};
   };
 
-  // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
+  // No gradients arrived, so no parameter changes. This is usually a mistake; with a slice of the parameters, as a rank
+  // of ZeRO has, it need not be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
     const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
@@ -40394,7 +40381,7 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
-  // Writes the step down for the policies whose parameters these are; one left out where ranks may differ in it.
+  // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
   void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
     if (!std::exchange(knows_type_, true))
       for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
@@ -40417,11 +40404,11 @@ class Optimizer : public HasLearningRate {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, like its parameters
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const bool here = entry.named.parameter->is_here();  // of another process's there is no state
+          const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
           const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
@@ -40445,7 +40432,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
+  // A dtype's parameters are reordered: they may lie in another order now than when they were given.
   void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -40463,7 +40450,8 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to where a neighbour would begin: what lies further off, as a large one may, is a range of its own.
+  // Elements up to the possible beginning of a neighbour. Farther elements, as of a large parameter, are a range of
+  // their own.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }
@@ -40626,24 +40614,24 @@ double square_sum(Cpu, Index count, const T* x) {
 // <chorus/optim/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
-/// The gradients of parameters on a GPU as few arrays: one for each dtype where they lie in one buffer.
+/// The gradients of parameters on a GPU as few arrays: one for each dtype if they lie in one buffer.
 
 // <chorus/kernels/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is
-/// decided on the way stays in device memory, so that no step waits for the host.
+/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. Decisions stay
+/// in device memory, so that no step waits for the host.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host as on a GPU.
+/// How a loss scale changes, on the host and on a GPU.
 
 namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
-  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t good_steps = 0;  ///< consecutive steps without an overflow
   std::int64_t skipped = 0;
 };
 
@@ -40652,9 +40640,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
-  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
-  /// does not become smaller.
+  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
+  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
+  /// become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -40673,14 +40661,14 @@ struct LossScaleRule {
 
 namespace chorus::kernels::cuda {
 
-/// A loss scale and what it depends on, in device memory.
+/// A loss scale and its state, in device memory.
 struct LossScale : LossScaleState {
   double inverse = 1;
   float scale_f32 = 1;
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and what they are multiplied by unless that is at least 1, in device memory.
+/// The norm of all gradients, and their factor unless that is at least 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -40691,7 +40679,7 @@ struct Array {
   Index count;
 };
 
-/// Some arrays that a kernel takes for one.
+/// Some arrays that a kernel treats as one.
 template <class T>
 struct Arrays {
   static constexpr std::size_t most = 64;
@@ -40773,7 +40761,7 @@ struct ClipGrads {
   }
 };
 
-/// Divides gradients by the scale, and notes where one is not finite.
+/// Divides gradients by the scale, and records whether one is not finite.
 template <class T>
 void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -40786,8 +40774,8 @@ inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule
   for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
-/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that
-/// depends on sizes alone.
+/// out = the norm of all gradients, and the factor that reduces it to `most`. Sums are made in an order that depends on
+/// sizes alone.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;
@@ -40800,8 +40788,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor unless it is at least 1: one that is not a number makes all gradients so. Zeros
-/// stay zeros, for some lie between parameters.
+/// Multiplies gradients by the factor unless it is at least 1. A factor of NaN makes all gradients NaN. Zeros stay
+/// zeros, since some lie between parameters.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -40819,7 +40807,7 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// Those that have arrived; neighbours in one buffer are one array, with the zeros between them.
+  /// The gradients that have arrived. Neighbours in one buffer are one array, with the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
     std::vector<Part<float>> f32;
     std::vector<Part<double>> f64;
@@ -40850,7 +40838,7 @@ class GradArrays {
     const void* block;
   };
 
-  // What lies between two blocks of memory was never written.
+  // Nothing was ever written between two blocks of memory.
   template <class T>
   static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
@@ -40877,8 +40865,8 @@ class GradArrays {
   std::vector<Array<double>> f64_;
 };
 
-/// clip_grad_norm on a GPU, which works out the factor. Only the norm that is returned is waited for; in a step that is
-/// captured nobody can, and it is NaN. `check_norm`, if given, sees it before any gradient is changed.
+/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm. In a captured step it
+/// cannot wait, and the norm is NaN. `check_norm`, if given, sees the norm before any gradient is changed.
 inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
                                        const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);
@@ -41077,27 +41065,28 @@ void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, doubl
 // <chorus/optim/schedules.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
-/// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
+/// Learning rates that change with the epoch. They are closed formulas of the epoch, so that a resumed run sets the
+/// same rate.
 
 #include <numbers>
 
 namespace chorus::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
-/// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
+/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. The
+/// caller decides on the length of an epoch: OneCycle is usually stepped after each batch.
 ///
-/// An optimizer may have several, and all start from the rate that it had when the first one was made
-/// (HasLearningRate::start_lr). `set_epoch` sets the rate of this schedule alone, whoever set it before: schedules that
-/// hold one after the other, as under PyTorch's SequentialLR, are set to the epochs in their own part.
+/// An optimizer may have several schedules. All start from its rate when the first one was made
+/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whoever set the rate before. Schedules that
+/// follow each other, as under PyTorch's SequentialLR, are set to the epochs of their own part.
 ///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
-/// `step` goes on from the rate that there is. Where another schedule, or set_lr, has changed it, it is multiplied as
-/// the formula says from one epoch to the next, so that schedules that are all stepped in each epoch act together, as
-/// under PyTorch's ChainedScheduler. OneCycle and formulas of one's own set their rate in any case, as OneCycleLR and
-/// LambdaLR do. What ReduceOnPlateau has taken away stays so in either case.
+/// `step` continues from the present rate. If another schedule or set_lr has changed it, `step` multiplies it by the
+/// formula's ratio of this epoch to the last: schedules that are all stepped in each epoch act together, as under
+/// PyTorch's ChainedScheduler. OneCycle and your own formulas always set their own rate, like OneCycleLR and LambdaLR.
+/// A reduction by ReduceOnPlateau always remains.
 template <class Formula>
 class Schedule {
  public:
-  /// Throws UsageError where the formula's options make no sense.
+  /// Throws UsageError if the options of the formula are invalid.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     go_on(start_, rate(0));
@@ -41137,7 +41126,7 @@ class Schedule {
   int epoch_ = 0;
 };
 
-// A formula that multiplies has a `lowest()`: the rate's distance from it is what it multiplies.
+// A formula that multiplies has a `lowest()`: it multiplies the distance of the rate from that.
 
 /// Multiplied by `gamma` every `step_size` epochs.
 struct StepDecay {
@@ -41168,8 +41157,8 @@ struct ExponentialDecay {
   static double lowest() { return 0; }
 };
 
-/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
-/// there: a warm-up.
+/// The rate times a factor that changes linearly from `start_factor` to `end_factor` in `total` epochs and then stays:
+/// a warm-up.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -41181,8 +41170,8 @@ struct LinearRamp {
   static double lowest() { return 0; }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
-/// on along the cosine after that, as in PyTorch.
+/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts).
+/// Afterwards the rate continues along the cosine, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -41193,8 +41182,8 @@ struct CosineAnnealing {
   double lowest() const { return eta_min; }
 };
 
-/// In the first `steps` epochs the rate grows in a straight line from start_factor times the start to the start, then
-/// follows `then`, whose epoch 0 is the one after: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+/// In the first `steps` epochs the rate grows linearly from start_factor times the start to the start. Then it follows
+/// `then`, whose epoch 0 is the next one: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
 template <class Formula>
 struct Warmup {
   Formula then;
@@ -41216,15 +41205,15 @@ Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
-/// The linear scaling rule (Goyal et al. 2017): a batch k times as large takes a rate k times as large, reached by a
-/// warm-up of about 5 epochs. Throws UsageError unless all are positive.
+/// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
+/// of about 5 epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
                     base_lr, ", ", base_batch, " and ", batch);
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
-/// How a measure is compared with the best one so far.
+/// How a measure is compared with the best one.
 enum class ThresholdMode {
   rel,  ///< it has to be better by `threshold` times the best one's size
   abs,  ///< it has to be better by `threshold`
@@ -41233,23 +41222,23 @@ enum class ThresholdMode {
 /// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
-  /// Epochs without improvement that are forgiven.
+  /// Epochs without improvement that are tolerated.
   int patience = 10;
-  /// What counts as an improvement: a loss below best - threshold |best|, or a score above best + threshold |best|. For
-  /// measures above 0 that is PyTorch's rule; below 0, under which a worse one would count as better, it is not.
+  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. For measures
+  /// above 0 this is PyTorch's rule. Below 0 it is not: PyTorch's rule would take a worse measure for a better one.
   double threshold = 1e-4;
   bool larger_is_better = false;
-  /// Epochs after a reduction that don't count.
+  /// Epochs after a reduction that are not counted.
   int cooldown = 0;
   double min_lr = 0;
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  /// A reduction by no more than this is left out.
+  /// A smaller reduction is skipped.
   double eps = 1e-8;
 };
 
-/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does. All ranks
-/// must be given the same measure. With schedules of the same optimizer, or another ReduceOnPlateau, it acts together:
-/// their rates are multiplied by what it has taken away.
+/// Multiplies the rate by `factor` when a measure has stopped improving, like PyTorch's ReduceLROnPlateau. All ranks
+/// must pass the same measure. It acts together with schedules of the same optimizer and with another ReduceOnPlateau:
+/// their rates are multiplied by its reductions.
 class ReduceOnPlateau {
  public:
   /// Throws UsageError unless 0 < factor < 1 and the other options are at least 0.
@@ -41261,8 +41250,7 @@ class ReduceOnPlateau {
                       "; patience, threshold, cooldown, min_lr and eps are at least 0");
   }
 
-  /// An epoch's loss or score. One that is not a number is no improvement, and neither is an infinite one that none can
-  /// be worse than.
+  /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
   void step(double measure) {
     if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
@@ -41283,8 +41271,8 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
-  /// What a checkpoint keeps: the rate, the best measure, what has been taken away from the rate, and what is counted.
-  /// The third is negative where there is no best measure; files of earlier versions have 1 or 0 there.
+  /// The state for a checkpoint: the rate, the best measure, the reduction of the rate, and the counters. The third is
+  /// negative if there is no best measure; files of earlier versions have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     const double reduction = optimizer_.reduction();
@@ -41308,7 +41296,7 @@ class ReduceOnPlateau {
   bool improves(double measure) const {
     const bool larger = options_.larger_is_better;
     if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
-    // PyTorch's best * (1 - threshold), of which the sign is the best one's.
+    // PyTorch's best * (1 - threshold), which has the sign of the best.
     const bool absolute = options_.threshold_mode == ThresholdMode::abs;
     const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
     const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
@@ -41324,7 +41312,7 @@ class ReduceOnPlateau {
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
 /// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
-/// The optimizer's own rate has no influence; after the last step the rate stays.
+/// The optimizer's own rate has no influence. After the last step the rate stays.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;
@@ -43448,7 +43436,7 @@ class ParallelApply {
 // <chorus/comm/nccl/device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, whatever library carries them out.
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, by any library.
 
 namespace chorus::comm {
 
@@ -43460,10 +43448,10 @@ struct DevicePiece {
 };
 
 /// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after what
-/// the thread's compute stream has been given so far, and what the stream is given later runs after the collective; the
-/// host goes on. So a failure on a device is thrown by a later call: CommError, TimeoutError after the group's
-/// deadline. The first failure is final, for all devices.
+/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after the present
+/// work of the thread's compute stream, and later work of the stream runs after the collective; the host continues. So
+/// a later call throws the failure of a device: CommError, or TimeoutError after the group's deadline. The first
+/// failure is final, for all devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;
@@ -43473,23 +43461,22 @@ class DeviceGroup {
 
   /// Meets the others.
   virtual void join(int rank) = 0;
-  /// Everybody's pieces := device 0's.
+  /// All devices' pieces := device 0's.
   virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
-  /// Device 0's pieces := the sums of everybody's, in float or double, added in an order that the library chooses.
+  /// Device 0's pieces := the sums of all devices' pieces, in float or double, added in the library's order.
   virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
   virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of what happened at `rank`: calls that wait, and later ones, throw CommError with `why`. From
-  /// any thread.
+  /// Gives up, because of a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
-  /// Where something failed first; -1: nowhere.
+  /// The device of the first failure; -1: none.
   virtual int failed() = 0;
 };
 
-/// Makes the group of these GPUs, all of them different. `timeout`: how long each waits for the others in a call.
+/// Makes the group of these GPUs, all of them different. `timeout`: each device's limit for the others in a call.
 using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
                                                           std::chrono::milliseconds timeout);
 
-/// How this program makes one: null, until <chorus/comm/nccl.hpp>, once included, makes NCCL's known.
+/// The maker of such groups: null, until <chorus/comm/nccl.hpp> is included and registers NCCL's.
 inline DeviceGroupMaker& device_group_maker() {
   static DeviceGroupMaker maker = nullptr;
   return maker;
@@ -46955,15 +46942,15 @@ class Clock final : public Extension<D> {
 // <chorus/comm/objects.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
-/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
+/// Collectives of structs, and of texts of different lengths: a configuration, a report.
 
 namespace chorus::comm {
 
-/// The longest text that there can be.
+/// The longest possible text.
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// What a rank says of its text: no memory is taken for what none has.
+/// A rank's announcement of its text: no memory is taken for a text that no rank has.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -46981,9 +46968,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
-/// one has more than `most_object_bytes`.
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
+/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
+/// if a text has more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -47002,8 +46989,8 @@ template <class Communicator>
   return texts;
 }
 
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
-/// as all_gather_object does.
+/// The text of rank `root`, on all ranks; the others' arguments are ignored (PyTorch's broadcast_object_list). Throws
+/// like all_gather_object.
 template <class Communicator>
 [[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
   auto length = static_cast<std::int64_t>(own.size());
@@ -47709,12 +47696,12 @@ class StaticGraph final : public Extension<D> {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+/// `JsonObject`: JSON that is written field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 namespace chorus {
 
@@ -48659,22 +48646,22 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/nccl/nccl_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
-/// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
+/// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
 
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 namespace chorus::comm {
 
@@ -48684,16 +48671,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
@@ -48703,8 +48690,8 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -48748,7 +48735,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -48764,22 +48751,22 @@ inline const char* env(const char* name) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -48789,8 +48776,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -48808,7 +48795,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -48816,8 +48803,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -48831,25 +48818,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -48885,10 +48872,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -48924,15 +48911,15 @@ class FlightRecorder {
 // <chorus/comm/nccl/nccl_abort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
-/// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+/// `NcclAbort`: the end of a failed communicator of NCCL.
 
 #include <future>
 
 namespace chorus::comm {
 
 /// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator lives any more, and the thread that is to destroy those may be the
-/// one that has found out, or one that waits for a lock which that one holds.
+/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
+/// that found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -48950,7 +48937,7 @@ class NcclAbort {
     }
   }
 
-  /// Waits for the end of what was begun, if anything; after `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;
@@ -48972,22 +48959,22 @@ class NcclAbort {
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: where a rank's data lies, for the other ranks of its machine to read and write it there.
+/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of some process for others. Between threads an address is enough.
+/// Names data of a process for other processes. Between threads an address is enough.
 struct Window {
   std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< by which its owner knows the region
+  std::int32_t fd = -1;  ///< the owner's number of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -48997,7 +48984,7 @@ static_assert(is_message<Window, 40>);
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -49014,9 +49001,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -49033,13 +49020,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -49048,52 +49035,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
@@ -49110,10 +49098,10 @@ class Transport {
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
-/// NcclQueue is made of. A call stands between two events: one after the compute stream's work that it needs, and one
-/// after the call. NCCL's and CUDA's codes become errors here that name rank and call; after the first the communicator
-/// is aborted, and no other call of it is made. But for the constructor, all is called under the lock.
+/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
+/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
+/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
+/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -49122,10 +49110,10 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or what else takes a place in the streams' order.
+  /// One call, or another event that takes a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
-    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
+    Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
     Deadline deadline{};
@@ -49159,8 +49147,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
-  /// that this rank has left, where a Work may still be asked, it asks nobody.
+  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
+  /// this rank has left the group, and a Work may still be asked, it asks nobody.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -49177,8 +49165,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
-  /// which has to be before it returns.
+  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
+  /// has to be under way before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -49242,7 +49230,7 @@ class NcclCalls {
     spare_.push_back(call.done);
   }
 
-  /// The communication stream waits for what the compute stream has to do so far.
+  /// The communication stream waits for the compute stream's present work.
   void open(Call& call) {
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
@@ -49257,8 +49245,8 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
-  /// accepted the call is an event recorded after it.
+  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
+  /// recorded after a call only once NCCL has accepted it.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
@@ -49271,7 +49259,7 @@ class NcclCalls {
     return call.ticket;
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void let_compute_wait(std::uint64_t ticket) {
     const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
     const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
@@ -49290,7 +49278,7 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// What a capture that came to nothing has left: it never ran, and is not waited for.
+  /// The calls of a failed capture: they never ran, and nobody waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
@@ -49302,7 +49290,7 @@ class NcclCalls {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds out what has ended, and whether what has not is in trouble.
+  /// Finds the calls that have ended, and faults of those that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -49354,7 +49342,7 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
+  FlightRecorder recorder_;             // calls from their issue until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
   std::condition_variable_any change_;  // something is in flight, or nothing any more
   std::deque<Call> in_flight_;
@@ -49374,18 +49362,18 @@ class NcclCalls {
 
 namespace chorus::comm {
 
-/// Orders collectives after the compute stream's work with events, and the compute stream after them when a Work is
-/// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
-/// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
-/// end and whoever waits for the device goes on, to meet the failure at the next call.
+/// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
+/// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
+/// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
+/// a thread that waits for the device continues, and meets the failure at the next call.
 ///
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
-  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
+  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -49401,7 +49389,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those that are to be destroyed once the call is under way. Returns its ticket.
+  /// those to be destroyed once the call is under way. Returns its ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -49418,7 +49406,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -49448,7 +49436,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -49463,7 +49451,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -49488,16 +49476,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
+  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
-  /// exception is on its way, since then nobody knows whether the other ranks still come. Graphs that were captured
-  /// with the communicator are to be destroyed before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
+  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, but not for ever.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -49511,7 +49499,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and those who wait for a call hear why.
+      // The communicator was aborted, and threads that wait for a call learn the reason.
     }
     NcclAbort<Api> abort;
     {
@@ -49593,8 +49581,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL's, a stream for it and a thread that watches it. Where one of them gives up
-/// all others do, within milliseconds.
+/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
+/// others do so within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:
@@ -49678,11 +49666,11 @@ class NcclDeviceGroup final : public DeviceGroup {
 // <chorus/comm/engine/ring_traffic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
-/// Counting bytes of engines whose libraries choose their algorithms by themselves: MPI, gloo, NCCL.
+/// Counts the bytes of engines whose libraries choose their algorithms: MPI, gloo, NCCL.
 
 namespace chorus::comm {
 
-/// Counts what this rank sends in a call that is done around a ring, to the next one there. `members`: see World.
+/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;
@@ -49719,7 +49707,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to hear it where there is none.
+    // The other ranks wait for the id: they have to learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -49753,7 +49741,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
+  // The same on all ranks: without numbers no memory may exist that could decide.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -49811,25 +49799,26 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
-/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
-/// thread's compute stream has been given so far. Waiting, in a blocking call or for a Work, makes the compute
-/// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
-/// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
-/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
+/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
+/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
+/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
-  /// waits for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
+  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
+  /// limit for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
+  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
+  /// it.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();
@@ -49852,13 +49841,13 @@ class NcclCommunicator : public AnyCommunicator {
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -49886,13 +49875,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -49912,10 +49901,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -49927,7 +49916,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -49948,7 +49937,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -49971,8 +49960,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -50000,7 +49989,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -50013,7 +50002,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -50025,7 +50014,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -50033,7 +50022,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -50051,11 +50040,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -50068,8 +50057,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -50077,8 +50066,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -50093,8 +50081,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -50111,8 +50098,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
-/// events are numbered by the runtime, so that what throws elsewhere in chorus is a code here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
+/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -50196,7 +50183,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction comes before blocks of kernels that are waiting for a processor.
+  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -50220,7 +50207,7 @@ struct NcclApi {
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may ask and make what a capture by this thread does not concern.
+  /// While it lives, this thread may make calls that a capture by this thread does not concern.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -50240,9 +50227,9 @@ struct NcclApi {
   }
 };
 
-/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine that has but one: NCCL then
-/// takes each for another host and goes through sockets on loopback, slowly. To be called before a process's first call
-/// of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE where they are not set.
+/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine with only one: NCCL then takes
+/// each for another host and uses sockets on loopback, slowly. Call it before the process's first call of NCCL. It sets
+/// NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are set.
 inline void share_gpu(int rank) {
   setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
   setenv("NCCL_NET", "Socket", 0);
@@ -50941,16 +50928,17 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`, and of their rank where keys are
-/// equal (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is what `parent` was connected
-/// with, or what an earlier `split` returned. The result is this rank's place in its group, with which all ranks of the
-/// group call `connect`, or a communicator's constructor:
+/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
+/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
+/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
+/// `connect`, or to a communicator's constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and each fails for itself. Messages of a group number its ranks from 0. Throws
-/// UsageError, on all ranks, where a color is negative; CommError where `parent` fails or a group has no place to meet.
+/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
+/// place to meet.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -50959,19 +50947,19 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and where these meet.
+/// How ranks find those of their color, and the meeting place of a group.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank says of itself.
+/// A rank's announcement of itself.
 struct SplitEntry {
   std::int64_t color, key;
   std::uint64_t machine;
 };
 
-/// Where the first rank of a group listens, or why it doesn't.
+/// The place where the first rank of a group listens, or the reason why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -51045,59 +51033,58 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+/// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
-/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
-/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
-/// CommError for a server that has gone, or that has had no room in time.
+/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
+/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
+/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
+/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
+/// gone, or that had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
   Store();
-  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
-  /// where something else answers there or the token is another one.
+  /// The store of the server at this address. Waits for it to start, at most `timeout`. Throws TimeoutError, and
+  /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-  /// rank 0 cannot listen there.
+  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
+  /// 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
-  /// That of a server in this process.
+  /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
-  /// it holds then; `expected` where there still is no such key.
+  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
+  /// value after that; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it was there.
+  /// Whether it existed.
   bool delete_key(std::string_view key);
-  /// Whether all are there now.
+  /// Whether all exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Until all are there.
+  /// Waits for all.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Keys in the whole store, those of other prefixes among them.
+  /// The number of keys in the whole store, also of other prefixes.
   std::int64_t num_keys();
-  /// Puts it after what the key holds, nothing where there is none.
+  /// Appends it to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and takes them at one moment.
+  /// Waits for all, and reads them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   /// Sets them at one moment.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// How long a call waits: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. Of this copy alone.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
-  /// meet.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore), so that independent users don't collide.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};
@@ -51127,16 +51114,16 @@ class Store {
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
-/// `StoreTable`: what a store holds, and what each request does to it.
+/// `StoreTable`: the content of a store, and the effect of each request.
 
 // <chorus/comm/store/store_messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_MESSAGES_HPP
-/// What a store and those who use it say to each other.
+/// The messages between a store and its users.
 ///
-/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
-/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+/// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
+/// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
+/// and after it each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -51144,7 +51131,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -51195,8 +51182,8 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong; of keys that are missing, their number and the first few.
+/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -51218,7 +51205,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first. What is large is not copied.
+/// False if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -51242,7 +51229,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing where it is garbled.
+/// The texts in a message's body; nothing if it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -51260,15 +51247,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+/// The memory of a message on its way in: its bytes, and the texts that are made of them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And that it takes then.
+/// And its memory then.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
-/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
+/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -51295,13 +51282,13 @@ inline std::optional<StoreMessage> receive(const Socket& socket, Deadline deadli
 
 namespace chorus::comm::detail {
 
-/// Keys and values; any thread may ask.
+/// Keys and values, for any thread.
 class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
-  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
+  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -51309,15 +51296,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
-    /// who asks is `gone`.
+    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
+    /// user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Gives back what is more than that.
+    /// Returns the room beyond that.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -51340,9 +51327,9 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
-  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
+  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
@@ -51389,9 +51376,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // than what is expected
+        const auto other = [&]() -> const std::string* {  // other than expected
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -51447,7 +51434,7 @@ class StoreTable {
     return reply;
   }
 
-  /// Waits until `ready`, which is so at `close`, too.
+  /// Waits until `ready`, which also holds at `close`.
   template <class Ready>
   void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
     while (!ready() && Clock::now() < deadline && !gone())
@@ -51501,7 +51488,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and after each its value: all of them or, with an error, none.
+  /// Keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
@@ -51548,14 +51535,14 @@ class StoreTable {
 
 namespace chorus::comm {
 
-/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
-/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+/// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
+/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
 class StoreServer {
  public:
   /// For users in this process alone: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
-  /// and where there is none though `listener` is not on loopback.
+  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and if there is none although `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -51563,7 +51550,7 @@ class StoreServer {
   }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  /// Ends all connections: those who wait get an error.
+  /// Ends all connections: waiting users get an error.
   ~StoreServer() {
     ending_.store(true);
     if (acceptor_.joinable()) acceptor_.join();
@@ -51581,7 +51568,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -51623,8 +51610,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
-  /// there can be no thread for it.
+  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
+  /// can be no thread for it.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -51659,9 +51646,9 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for what this user asks: it loses its connection, nobody else does.
+      // There is no memory for this user's request: it loses its connection, nobody else does.
     }
-    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
   }
 
@@ -51686,7 +51673,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has one for itself while it lasts.
+/// Connections to one server: each call has its own while it lasts.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -51716,7 +51703,8 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with why, where that is for later.
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
   auto socket = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
@@ -51779,7 +51767,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   Socket first;
   std::string why = "no answer";
   while (
-      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may come up later than this process
+      !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
   }
@@ -51790,8 +51778,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection on which something went wrong is not used
-/// again.
+/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -51811,7 +51798,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server says itself when a wait is over; it may be a little late.
+  // The server itself reports the end of a wait; it may be a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -51891,7 +51878,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // the others shall not wait for it
+    } catch (const Error& error) {  // so that the others do not wait for it
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -51920,16 +51907,16 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm
@@ -51993,8 +51980,8 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -52003,7 +51990,7 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -52019,7 +52006,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -52028,7 +52015,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -52064,16 +52051,16 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -52083,14 +52070,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -52102,17 +52089,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -52123,8 +52110,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -52133,13 +52120,13 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -52156,7 +52143,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -52222,7 +52209,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -52281,8 +52268,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -53409,22 +53396,22 @@ CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -53434,8 +53421,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -53615,12 +53602,12 @@ CHORUS_REDUCTION(double)
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+/// A safetensors file that several ranks write together: each writes its parts of tensors.
 
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -53722,36 +53709,36 @@ inline AxisPart PartOfParameter::mine() const { return group->part(layout().widt
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -53771,14 +53758,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -53788,7 +53775,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -53811,8 +53798,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -53823,7 +53810,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -53854,14 +53841,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -53873,11 +53860,11 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
-/// nothing is left of the file.
+/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
+/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
+/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
+/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
+/// removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -53900,18 +53887,18 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and hear of what fails on any of them.
+/// How several ranks write a file together, and learn of a failure on any of them.
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 #define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 // <chorus/io/sha256.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #if CHORUS_USE_OPENSSL
 #include <openssl/evp.h>
@@ -53921,7 +53908,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -53961,7 +53948,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;
@@ -53991,8 +53978,8 @@ inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -54013,7 +54000,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -54024,7 +54011,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -54052,13 +54039,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -54077,7 +54064,7 @@ void check_data_hash(const Reader& file) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. What it throws on a rank all throw: where all have the same to say, each its own error, else a
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
 /// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
 /// the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
@@ -54104,18 +54091,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and what this rank has of them.
+/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
     TensorView view;            ///< of the whole tensor; without numbers
-    const TensorPlace<D>* own;  ///< null where this rank has nothing to write
+    const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same: then of one shape. All ranks call it. Throws UsageError, on
-  /// all of them, where shapes differ.
+  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
+  /// all of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -54144,7 +54131,7 @@ class TensorsOfAll {
       if (place.writes) items_[known.find(place.name)->second].own = &place;
   }
 
-  /// Orders the tensors as the file does, and returns its header.
+  /// Sorts the tensors in the file's order, and returns its header.
   std::string sort(const std::string& path, const Metadata& metadata) {
     std::vector<const TensorView*> order;
     for (const Item& item : items_) order.push_back(&item.view);
@@ -54173,7 +54160,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same of all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -54208,7 +54195,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are there
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -54235,7 +54222,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // where others send, they go on
+    std::string error;  // if others send, they continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -54967,27 +54954,27 @@ namespace chorus::kernels {
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// What scores are multiplied by.
+  /// The factor of scores.
   double scale;
   /// Query i sees keys 0 to i only.
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  /// Distance of the matrices in an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; gradients lie as what they are the gradients by.
+/// Of q, k, v and y; each gradient has the layout of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
@@ -55003,31 +54990,31 @@ struct AttentionPitches {
   }
 };
 
-/// Which gradients are added to what is there; the others overwrite it.
+/// The gradients that are added to old values; the others overwrite them.
 struct AttentionAdds {
   bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
-/// too.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to what is there. Any may be null.
+/// The gradients by q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
-/// cores, but without the scores in memory. Another number may be put in its place at any time.
+/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
+/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
+/// at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether so many scores of type T are to go by blocks.
+/// Whether that number of scores of type T goes by blocks.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -55052,12 +55039,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// How many of the block's keys query `i` of it sees.
+/// The number of the block's keys that its query `i` sees.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -55076,8 +55063,8 @@ void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T*
   }
 }
 
-/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
-/// would give to the elements of [samples, heads, queries, keys].
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
 template <class T>
 void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
   const std::uint32_t threshold = dropout_threshold(s.dropout);
@@ -55242,27 +55229,27 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
-/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
-/// well, which are not used: nothing without a GPU says whether it would take one.
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
+/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
+/// used: without a GPU nothing tells whether it would accept one.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+/// Products of tiles in a block's shared memory, the parts of attention by blocks.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// How much of a sum is in shared memory at once.
+/// The part of a sum that is in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads stand in a square.
+/// Threads form a square.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are a number longer than they have to be, so that a column lies in all banks.
+/// Rows are one number longer than necessary, so that a column lies in all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
@@ -55311,7 +55298,7 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, but for its results.
+/// The arrays of one attention, without its results.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
@@ -55350,7 +55337,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
@@ -55372,7 +55359,7 @@ __device__ void attention_scores(TileMemory<compute_type<T>>& m, const Attention
   });
 }
 
-/// What dropout multiplies a weight by.
+/// Dropout's factor of a weight.
 template <class C>
 __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
   if (s.dropout == 0) return C(1);
@@ -55386,7 +55373,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
+/// 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -55447,8 +55435,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
-/// to what is there.
+/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
+/// old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -55558,7 +55546,7 @@ struct AttentionDots {
   }
 };
 
-/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -55574,7 +55562,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -55590,7 +55578,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// Gradients are added to what is there where `adds` says so.
+/// With `adds` gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -55628,14 +55616,14 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and that its owner may give up before the last replay.
+/// Memory that a captured step reads, and whose owner may release it before the last replay.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` for as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the captured graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -56613,8 +56601,8 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -58444,7 +58432,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
 /// zeros.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
@@ -58467,7 +58455,7 @@ struct RunningColumns {
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several at a time don't wait for each other's last number.
+/// Lines along memory. Several lines at a time don't wait for each other's last number.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -58561,8 +58549,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
-/// lines are few.
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
+/// for each.
 
 namespace chorus::kernels {
 
@@ -58635,8 +58623,8 @@ struct RunningProduct {
   }
 };
 
-/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
-/// which is laid out like x.
+/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
+/// has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -58712,7 +58700,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned ones of the same order, which a radix sort puts in place.
+/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
 
 namespace chorus::kernels {
 
@@ -58721,14 +58709,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned number in the place of `value`: equal numbers (0 and -0) have one, and all that are NaN the largest.
+/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: signs are not to be guessed
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -58738,7 +58726,7 @@ OrderKey<T> order_key(T value) {
 }
 
 /// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// number, little-endian, the key counts for more than the index.
+/// little-endian number, the key is more significant than the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -58750,7 +58738,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns where they are.
+/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -58769,8 +58757,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most are not among them, which comparing a
-/// block of them with the greatest one so far tells at once.
+/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
+/// comparison of a block of them with the present greatest one excludes all at once.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -58780,7 +58768,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN is in no order: its entry decides.
+  // Equal numbers come too late. NaN has no order: its entry decides.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -58803,7 +58791,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Lines side by side are read together, so that what is fetched for one is used by all.
+  // Neighbouring lines are read together, so that all use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -58856,8 +58844,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
+/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
+/// but without a step that waits for another.
 
 namespace chorus::kernels {
 
@@ -60260,7 +60248,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
@@ -60300,7 +60288,7 @@ struct MixSquare {
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError where one is a part of a parameter.
+/// `parameters`. Throws UsageError if one is a part of a parameter.
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
@@ -60328,21 +60316,21 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  /// The part of a parameter's norm that a step may have at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
 /// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
-/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
@@ -60400,16 +60388,16 @@ struct LambDirection {
 }  // namespace detail
 
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
-/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+/// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
-  /// part of a parameter.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
+  /// of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
@@ -60569,8 +60557,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or along the momentum of that. Weight decay is added to
-/// the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
+/// added to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:

@@ -55,7 +55,7 @@ TEST_CASE("lab 1: the solution passes, and wrong ones do not") {
   check_hole(bytes_lab::run<Mine_of_1>, right, "all_send_all");
   check_wrong(bytes_lab::run<OwnFirst>, right,
               "3 devices: all_send_all ends with the sum in the order of ranks: on rank 2 number ", 3);
-  check_wrong(bytes_lab::run<Library>, right, "3 devices: each rank sends its numbers once to every other one: of grad",
+  check_wrong(bytes_lab::run<Library>, right, "3 devices: each rank sends its numbers once to every other rank: of grad",
               3);
   check_wrong(bytes_lab::run<SendsFirst>, right, "2 devices: all_send_all: rank ", 1);
 }

@@ -54,7 +54,7 @@ TEST_CASE("lab 4: the solution passes, and wrong ones do not") {
                 {{"loss outside, device 0: activations, most", 128 * 8192 * 4},
                  {"loss inside, device 1: optimizer", 8192 * 256 * 4}});
   check_hole(device_0_lab::run<Mine_of_4>, right, "WithLoss::forward");
-  check_wrong(device_0_lab::run<Wasteful>, right, "WithLoss: device 0 holds no activations but those it needs: at most",
+  check_wrong(device_0_lab::run<Wasteful>, right, "WithLoss: device 0 holds only the activations that it needs: at most",
               2);
   check_wrong(device_0_lab::run<WithoutLabels>, right, "WithLoss, 1 sample: the loss: expected ", 4);
   check_wrong(device_0_lab::run<Sum>, right, "WithLoss, 6 samples: the loss: expected ", 1);

@@ -49,7 +49,7 @@ TEST_CASE("lab 7: the solution passes, and wrong ones do not") {
                  {"as good: 4 x the rate", true},
                  {"as good: 16 x the rate from the first step", true},
                  {"as good: 16 x the rate after a warm-up", false},
-                 {"the start bears less than what comes later", false}});
+                 {"the limit is lower at the start than an epoch later", false}});
   check_hole(large_batch_lab::run<Mine_of_7>, right, "rate");
   const std::string line = "your rates are as good as batch 8: they end more than 5 points below it";
   check_wrong(large_batch_lab::run<TheRateAsItWas>, right, line, 1);

@@ -21,17 +21,16 @@ class AnyCommunicator {
 
   int rank() const { return engine_->rank; }
   int size() const { return engine_->size; }
-  /// What carries the bytes: `shm`, `tcp`, `mpi`, ...
+  /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches that as a call.
-  /// `what`, for messages, lives on.
+  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
+  /// `what`, for messages, must live on.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data that this communicator will often be called with: where it is made so, ranks read and write each
-  /// other's data where it lies, and need not copy it. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes;
-  /// null where other memory is as good. It may outlive the communicator.
+  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
+  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
+  /// good. It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// How long this rank's calls have run in all, whichever thread ran them; below 0 over engines that do not
-  /// know, as over NCCL.
+  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
   /// This rank's clock; of an engine that has virtual time, that.
   Clock::time_point time() const { return engine_->time(); }
@@ -81,9 +80,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order in which they were sent. `send` returns when `data` may be reused:
-  /// before the peer has received it, if the link's queue has room. Two ranks that send each other much at once, and
-  /// only then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
+  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
+  /// then receive, wait for each other until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -107,23 +106,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same, for a group in which a rank may be missing: rank 0 names all ranks that have not come by the deadline,
-  /// in an error that every rank throws. Slower than `barrier`. Over MPI and gloo it is a barrier, which names none.
+  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
+  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, the algorithm that serves it (`by ring`) where there
-  /// are several, when it began and how long it took, or that it is under way or failed. Where CHORUS_FLIGHT_RECORDER
-  /// is set, the first failure writes it to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's
-  /// calls, which come after those of host memory and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN, begin when the
-  /// host makes them, and end when it sees that they have. Where a rank has died, the launcher gives the others half a
-  /// second to write theirs.
+  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
+  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
+  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
+  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
+  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: calls that wait, later calls, and the other ranks' throw CommError with `why`.
+  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }

@@ -1,5 +1,5 @@
 #pragma once
-/// What a communicator offers: collectives over a group of ranks, blocking and asynchronous.
+/// The interface of a communicator: collectives over a group of ranks, blocking and asynchronous.
 
 #include <chorus/comm/work.hpp>
 #include <chorus/core/dtype.hpp>
@@ -11,9 +11,9 @@
 namespace chorus::comm {
 
 /// How contributions are combined. On bool, sum and max are "or", min is "and". Sums of integers wrap around. In min
-/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 counts as less
-/// than 0, as IEEE 754-2019's minimum and maximum have it: results have the same bits in whichever order ranks are
-/// combined. All engines do the same but NCCL, whose min and max pass over a NaN and may give either zero.
+/// and max of floating-point numbers a NaN wins over any number (it may be any NaN), and -0 is less than 0, as in IEEE
+/// 754-2019's minimum and maximum: the order of the ranks does not change the bits. All engines do the same except
+/// NCCL, whose min and max ignore a NaN and may give either zero.
 enum class ReduceOp : std::uint8_t { sum, min, max };
 
 constexpr std::string_view name(ReduceOp op) {
@@ -26,7 +26,7 @@ struct CollectiveOptions {
   /// Multiplies this rank's contribution before it is reduced (NCCL's PreMulSum), without a pass of its own over
   /// memory. Only for all_reduce and reduce_scatter of floating-point numbers.
   double scale = 1;
-  trace::Traffic traffic = trace::Traffic::control;  ///< what the bytes are counted as
+  trace::Traffic traffic = trace::Traffic::control;  ///< the kind under which the bytes are counted
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
   int unit = -1;                                     ///< the number of a unit of parameters, likewise
 };

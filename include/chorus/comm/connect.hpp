@@ -1,5 +1,5 @@
 #pragma once
-/// `connect`: makes the communicator of the processes of a job.
+/// `connect`: makes the communicator of a job's processes.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/world.hpp>
@@ -11,12 +11,11 @@ struct ConnectOptions {
 };
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
-/// come. Throws UsageError for a World that makes no sense, for a backend that this program was built without, and for
-/// an all-reduce algorithm that can't run there; CommError when the port is in use, a rank is refused, as one that has
-/// chosen another backend or algorithm, or shared memory was asked for and cannot be had;
-/// TimeoutError, naming the missing ranks, after world.timeout. Takes over world.listen_fd. A group of one needs no
-/// address and opens no socket. Ranks that are threads (Backend::thread) meet within the process, those of one
-/// master_port in one group.
+/// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
+/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
+/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
+/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
+/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
 AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
@@ -25,10 +24,10 @@ Backend backend_of(std::string_view name);
 /// `auto`, `ring`, `direct`, `in_place` or `hierarchical`. Throws UsageError for another name.
 Algorithm all_reduce_of(std::string_view name);
 
-/// Makes the engine of one rank, where world.size is 2 or more.
+/// Makes the engine of one rank, if world.size is 2 or more.
 using EngineMaker = std::shared_ptr<Engine> (*)(const World& world);
 
-/// What `connect` calls for `backend`: how <chorus/comm/mpi.hpp> and its like, once included, make theirs known.
+/// The functions that `connect` calls for `backend`; <chorus/comm/mpi.hpp> and similar headers register theirs.
 bool register_backend(Backend backend, EngineMaker maker);
 
 }  // namespace chorus::comm

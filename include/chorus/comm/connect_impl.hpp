@@ -39,7 +39,7 @@ inline EngineMaker& maker_of(Backend backend) {
 }  // namespace detail
 
 CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& options) {
-  auto listener = Socket::adopt(world.listen_fd);  // closed by whatever goes wrong here
+  auto listener = Socket::adopt(world.listen_fd);  // closed by any error here
   check_ranks("connect", world.size, world.rank);
   check_timeout("connect", world.timeout);
   const auto backend = options.backend == Backend::automatic ? world.backend : options.backend;
@@ -52,7 +52,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
   if (maker) {
-    World control = world;  // the engine's own, for what goes before its library's
+    World control = world;  // the engine's own, for its calls before the library's
     control.backend = Backend::automatic;
     return AnyCommunicator(maker(control));
   }

@@ -1,12 +1,12 @@
 #pragma once
 /// Gloo as an engine: `GlooCommunicator`, or Backend::gloo of a program that includes this header. Link chorus::gloo.
 ///
-/// Ranks meet as those of chorus' own engines do; gloo's connections lie on the address where they met. Over the group
-/// in which they met they compare their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call
-/// different things get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the timeout. What
-/// differs from chorus' own engines: abort tells the other ranks at once, but a call of this rank that waits inside
-/// gloo ends only at its deadline; gloo has no reduce-scatter that fits, so it is an all-reduce of a copy; `trace`
-/// counts what a ring would send.
+/// Ranks meet like those of chorus' own engines; gloo's connections use the address of that meeting. Over the group of
+/// the meeting they compare their calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks
+/// that call different collectives get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the
+/// timeout. Differences from chorus' own engines: abort tells the other ranks at once, but a call of this rank that
+/// waits inside gloo ends only at its deadline; gloo has no suitable reduce-scatter, so it is an all-reduce of a copy;
+/// `trace` counts a ring's bytes.
 
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -80,7 +80,7 @@ class GlooEngine final : public QueuedEngine {
 
   ~GlooEngine() override { stop(); }
 
-  // For compare_calls. Gloo moves a message only once its receiver is there.
+  // For compare_calls. Gloo moves a message only when its receiver is ready.
   static constexpr bool sends_wait = true;
   Envelope exchange(int to, const Envelope& envelope, int from) {
     control_.send(std::span(reinterpret_cast<const std::uint8_t*>(&envelope), sizeof envelope), to);
@@ -103,11 +103,11 @@ class GlooEngine final : public QueuedEngine {
       fail<CommError>(why);
     }
     count_ring_traffic(call, rank, size, members);
-    if (call.op == Op::reduce_scatter)  // an all-reduce of all
+    if (call.op == Op::reduce_scatter)  // an all-reduce of all numbers
       count_ring_traffic(call, rank, size, members);
   }
 
-  /// Gloo's other ranks see their connections break.
+  /// Gloo's other ranks see broken connections.
   void give_up(const std::string& why) noexcept override {
     control_.abort(why);
     const chorus::detail::HeldSignal block(SIGPIPE);
@@ -118,14 +118,14 @@ class GlooEngine final : public QueuedEngine {
     }
   }
 
-  /// A connection that breaks is how gloo learns that a rank gave up: the control communicator knows why.
+  /// Gloo learns of a rank's failure from a broken connection; the control communicator knows the reason.
   std::string reason(std::string_view why) {
     for (int i = 0; i < 10; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(10)))
       if (const auto trouble = control_.engine().trouble(); !trouble.empty()) return cat(why, "; ", trouble);
     return std::string(why);
   }
 
-  /// Gloo's templates want a type of the element's size, and nothing else of it.
+  /// Gloo's templates need a type of the element's size, and nothing else.
   template <class F>
   static void with_size(std::size_t element, F f) {
     element == 1   ? f(std::uint8_t{})
@@ -200,7 +200,7 @@ class GlooEngine final : public QueuedEngine {
   static constexpr std::uint64_t message_slot = 0x7fff'ffff'0000'0000;  // none of the collectives'
 
   const std::chrono::milliseconds timeout_;
-  AnyCommunicator control_;  ///< how the ranks met; carries envelopes and reasons
+  AnyCommunicator control_;  ///< the ranks met over it; carries envelopes and reasons
   const bool compares_ = compares_calls();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::vector<std::byte> scratch_;
@@ -215,7 +215,7 @@ inline const bool gloo_registered = register_backend(Backend::gloo, gloo_engine)
 /// A Communicator over gloo.
 class GlooCommunicator : public AnyCommunicator {
  public:
-  /// Meets the other ranks as `connect` does. Throws what it throws.
+  /// Meets the other ranks like `connect`, and throws its exceptions.
   explicit GlooCommunicator(const World& world) : AnyCommunicator(connect(world, {.backend = Backend::gloo})) {}
 };
 

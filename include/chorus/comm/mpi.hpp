@@ -2,11 +2,11 @@
 /// MPI as an engine: `MpiCommunicator`, or Backend::mpi of a program that includes this header. Link chorus::mpi, and
 /// start the program with mpirun or srun.
 ///
-/// Calls are MPI's non-blocking ones, tested until they are done: so deadlines hold and abort works. Ranks compare
-/// their calls before any data moves; without (CHORUS_COMPARE_CALLS=0), ranks that call different things get a timeout
-/// at best, wrong numbers at worst. What differs from chorus' own engines: after a timeout or an abort MPI may still
-/// write to the buffers of the call that failed, so end the process; where a rank dies, mpirun ends the others; `trace`
-/// counts what a ring would send.
+/// Calls are MPI's non-blocking ones, tested until they are done, so that deadlines hold and abort works. Ranks compare
+/// their calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks that call different
+/// collectives get a timeout at best, wrong numbers at worst. Differences from chorus' own engines: after a timeout or
+/// an abort MPI may still write to the buffers of the failed call, so end the process; if a rank dies, mpirun ends the
+/// others; `trace` counts a ring's bytes.
 
 #include <atomic>
 #include <chorus/comm/connect.hpp>
@@ -48,7 +48,7 @@ class MpiEngine final : public QueuedEngine {
     for (auto* comm : {&comm_, &news_, &envelopes_}) MPI_Comm_free(comm);
   }
 
-  // For compare_calls. Envelopes are short: MPI takes them at once, whether anybody waits for them or not.
+  // For compare_calls. Envelopes are short: MPI takes them at once, even without a waiting receiver.
   static constexpr bool sends_wait = false;
   Envelope exchange(int to, Envelope envelope, int from) {
     MPI_Request sent = MPI_REQUEST_NULL;
@@ -138,7 +138,7 @@ class MpiEngine final : public QueuedEngine {
     }
   }
 
-  /// A communicator of these ranks of the job, of all where none is named.
+  /// A communicator of these ranks of the job, or of all if none is named.
   void join() {
     meet();
     if (members.empty()) return mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
@@ -150,8 +150,8 @@ class MpiEngine final : public QueuedEngine {
     MPI_Group_free(&job);
   }
 
-  /// Returns once all of them are here: making a communicator waits without a deadline. The first one asks each of the
-  /// others for an answer, which none gives that has given up, and says then whether all have come.
+  /// Returns once all of them are here: making a communicator waits without a deadline. The first rank asks each of the
+  /// others for an answer; a rank that has given up gives none. Then the first rank reports whether all have arrived.
   void meet() const {
     static std::atomic<std::int64_t> meetings{0};
     const int leader = members.empty() ? 0 : members.front();
@@ -209,7 +209,7 @@ class MpiEngine final : public QueuedEngine {
     }
   }
 
-  /// Throws what another rank says that gives up.
+  /// Throws the message of another rank that gives up.
   void hear() {
     int there = 0;
     MPI_Status status;
@@ -220,7 +220,7 @@ class MpiEngine final : public QueuedEngine {
     fail<CommError>("rank ", status.MPI_SOURCE, " gave up: ", static_cast<const char*>(why));
   }
 
-  /// Short messages leave at once; nobody waits for them.
+  /// Short messages are sent at once, without a wait.
   void give_up(const std::string& why) noexcept override {
     const int length = static_cast<int>(std::min<std::size_t>(why.size(), reason_bytes - 1));
     for (int to = 0; to < size; ++to) {
@@ -253,7 +253,7 @@ inline const bool mpi_registered = register_backend(Backend::mpi, mpi_engine);
 /// A Communicator over MPI.
 class MpiCommunicator : public AnyCommunicator {
  public:
-  /// The rank that mpirun says. `timeout`: how long a call waits for the other ranks. Throws CommError.
+  /// This process's rank under mpirun. `timeout`: a call's limit for the other ranks. Throws CommError.
   explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000))
       : AnyCommunicator(detail::mpi_engine(place(timeout))) {}
 

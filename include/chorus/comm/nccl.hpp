@@ -16,8 +16,8 @@
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
-/// events are numbered by the runtime, so that what throws elsewhere in chorus is a code here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
+/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -101,7 +101,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction comes before blocks of kernels that are waiting for a processor.
+  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -125,7 +125,7 @@ struct NcclApi {
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may ask and make what a capture by this thread does not concern.
+  /// While it lives, this thread may make calls that a capture by this thread does not concern.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -145,9 +145,9 @@ struct NcclApi {
   }
 };
 
-/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine that has but one: NCCL then
-/// takes each for another host and goes through sockets on loopback, slowly. To be called before a process's first call
-/// of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE where they are not set.
+/// Lets several ranks, each a process of its own, share one GPU, for tests on a machine with only one: NCCL then takes
+/// each for another host and uses sockets on loopback, slowly. Call it before the process's first call of NCCL. It sets
+/// NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are set.
 inline void share_gpu(int rank) {
   setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
   setenv("NCCL_NET", "Socket", 0);

@@ -1,5 +1,5 @@
 #pragma once
-/// Collectives of structs, and of texts, which may have another length on each rank: a configuration, a report.
+/// Collectives of structs, and of texts of different lengths: a configuration, a report.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -13,11 +13,11 @@
 
 namespace chorus::comm {
 
-/// The longest text that there can be.
+/// The longest possible text.
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// What a rank says of its text: no memory is taken for what none has.
+/// A rank's announcement of its text: no memory is taken for a text that no rank has.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -35,9 +35,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). What has a
-/// structure is sent as JSON, say. Each rank holds size() times the longest text for a moment. Throws CommError where
-/// one has more than `most_object_bytes`.
+/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
+/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
+/// if a text has more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -56,8 +56,8 @@ template <class Communicator>
   return texts;
 }
 
-/// The text of rank `root`, on all ranks; what others pass is not looked at (PyTorch's broadcast_object_list). Throws
-/// as all_gather_object does.
+/// The text of rank `root`, on all ranks; the others' arguments are ignored (PyTorch's broadcast_object_list). Throws
+/// like all_gather_object.
 template <class Communicator>
 [[gnu::cold]] std::string broadcast_object(Communicator& communicator, std::string_view own, int root = 0) {
   auto length = static_cast<std::int64_t>(own.size());

@@ -1,5 +1,5 @@
 #pragma once
-/// How ranks find those of their color, and where these meet.
+/// How ranks find those of their color, and the meeting place of a group.
 
 #include <algorithm>
 #include <chorus/comm/connect.hpp>
@@ -15,13 +15,13 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank says of itself.
+/// A rank's announcement of itself.
 struct SplitEntry {
   std::int64_t color, key;
   std::uint64_t machine;
 };
 
-/// Where the first rank of a group listens, or why it doesn't.
+/// The place where the first rank of a group listens, or the reason why it doesn't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};

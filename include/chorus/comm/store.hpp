@@ -21,59 +21,58 @@ struct StoreMessage;
 class StoreLink;
 }  // namespace detail
 
-/// One rank's access to the store. Copies share it; any thread may use it, and one that waits does not hold up another.
+/// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory: a rank that still uses the store when rank 0 has ended gets a CommError, so let a
-/// barrier be the last that ranks do together. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. What all calls together have on the way
-/// takes at most 256 MiB of rank 0's memory: a large one waits for room. Each call throws UsageError for what is
-/// against these limits, TimeoutError for keys that are not there in time or a server that does not answer, and
-/// CommError for a server that has gone, or that has had no room in time.
+/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
+/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
+/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
+/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
+/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
+/// gone, or that had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
   Store();
-  /// That of the server at this address. Waits for it to come up, at most `timeout`. Throws TimeoutError, and CommError
-  /// where something else answers there or the token is another one.
+  /// The store of the server at this address. Waits for it to start, at most `timeout`. Throws TimeoutError, and
+  /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// That of a group of ranks; all of them have to call it, as a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, where
-  /// rank 0 cannot listen there.
+  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
+  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
+  /// 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
-  /// That of a server in this process.
+  /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
 
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number that the key holds, 0 where there is none, and returns the sum; `get` has it as text.
+  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` where it holds `expected`, or where there is no such key and `expected` is empty. What
-  /// it holds then; `expected` where there still is no such key.
+  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
+  /// value after that; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it was there.
+  /// Whether it existed.
   bool delete_key(std::string_view key);
-  /// Whether all are there now.
+  /// Whether all exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Until all are there.
+  /// Waits for all.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// Keys in the whole store, those of other prefixes among them.
+  /// The number of keys in the whole store, also of other prefixes.
   std::int64_t num_keys();
-  /// Puts it after what the key holds, nothing where there is none.
+  /// Appends it to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and takes them at one moment.
+  /// Waits for all, and reads them at one moment.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   /// Sets them at one moment.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// How long a call waits: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. Of this copy alone.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore): users who know nothing of each other don't
-  /// meet.
+  /// The same store, with `prefix/` before each key (PyTorch's PrefixStore), so that independent users don't collide.
   Store prefix_store(std::string_view prefix) const;
 
   static constexpr std::chrono::milliseconds default_timeout{300'000};

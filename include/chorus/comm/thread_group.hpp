@@ -7,16 +7,16 @@
 
 namespace chorus::comm {
 
-/// One communicator per rank, to be used by one thread each. They share memory as processes on one machine do, and
-/// `trace` counts their bytes by rank. Throws UsageError for a size that is not in [1, max_ranks] and a timeout
-/// out of range, and for an all-reduce that can't be done there (see World), CommError where there is no memory.
+/// One communicator per rank, each for one thread. They share memory like processes on one machine, and `trace` counts
+/// their bytes by rank. Throws UsageError for a size outside of [1, max_ranks], for a timeout out of range, and for an
+/// all-reduce that is impossible there (see World); CommError if there is no memory.
 std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have come with one
+/// The same for threads that know only their own place: waits until world.size of them have arrived with one
 /// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
-/// CommError where a rank comes twice, where ranks have chosen different all-reduces, and where there is no memory.
+/// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
 }  // namespace chorus::comm

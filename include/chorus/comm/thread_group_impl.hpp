@@ -27,7 +27,7 @@ namespace detail {
   return group;
 }
 
-/// Where threads of this process wait for the others of their group, by port.
+/// The meeting places of threads of this process, by port.
 class ThreadRendezvous {
  public:
   static ThreadRendezvous& instance() {
@@ -41,7 +41,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // One that has failed stays until all have heard of it, or one of them tries again.
+    // A failed one stays until all have learned of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -83,7 +83,7 @@ class ThreadRendezvous {
     const Algorithm all_reduce;
     int present = 0;
     std::vector<AnyCommunicator> ranks;
-    std::string failure;  // why there are none
+    std::string failure;  // the reason if there are none
     std::condition_variable complete;
   };
 

@@ -9,17 +9,17 @@
 
 namespace chorus::comm {
 
-/// What a communicator keeps of its asynchronous collectives. They finish in the order in which they were called, so
-/// that a number, the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
+/// the ticket, is enough to name one: no allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
-  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws what it threw
+  virtual void wait(std::uint64_t ticket) = 0;  ///< returns when it has finished, throws its exception
   virtual bool done(std::uint64_t ticket) = 0;  ///< whether it has finished or failed
 };
 
-/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true; so the
-/// destructor waits too, at most as long as the communicator's timeout lets the collective run, and drops its error.
+/// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
+/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
 class Work {
  public:
   Work() = default;

@@ -1,5 +1,5 @@
 #pragma once
-/// A process's place among the processes of a job, as a launcher tells it.
+/// A process's place among the processes of a job, from its launcher.
 
 #include <chorus/core/error.hpp>
 #include <chrono>
@@ -12,11 +12,11 @@
 
 namespace chorus::comm {
 
-/// The ranks that one communicator can join; `trace` counts bytes for as many.
+/// The largest number of ranks of one communicator; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
 
-/// How a collective is done: the files of algorithms/. `automatic`: what is fastest for the ranks and the data. An
-/// all-reduce can be asked to be any other but `bruck`, which is for short messages.
+/// The algorithm of a collective: the files of algorithms/. `automatic`: the fastest for the ranks and the data. A user
+/// can request any of them for an all-reduce except `bruck`, which is for short messages.
 enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
 
 constexpr std::string_view name(Algorithm algorithm) {
@@ -26,7 +26,7 @@ constexpr std::string_view name(Algorithm algorithm) {
 }
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
-/// What carries out collectives. `automatic`: shared memory when all ranks run on one machine, else TCP. `thread`:
+/// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
 /// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
@@ -39,31 +39,31 @@ constexpr std::string_view name(Backend backend) {
 inline void append(std::string& out, Backend backend) { out += name(backend); }
 
 struct World {
-  int rank = 0, size = 1;                 ///< this process's number in [0, size), and how many there are
+  int rank = 0, size = 1;                 ///< this process's number in [0, size), and the number of processes
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
   /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed where master_addr is not on loopback.
+  /// it. Needed if master_addr is not on loopback.
   std::string token = {};
   int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
   std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
   std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
   std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
-  /// What the ranks meet for, in up to 63 characters: one that comes for something else is refused by name.
+  /// The purpose of the meeting, in up to 63 characters: a rank with another purpose is refused by name.
   std::string purpose = {};
-  /// How all_reduce is done, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus' own
-  /// engines can be asked for one. The ring serves data that the algorithm can't work with: `in_place` needs memory of
-  /// the communicator's (see AnyCommunicator::allocate), unless ranks are threads.
+  /// The algorithm of all_reduce, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus'
+  /// own engines accept one. If the algorithm can't work with the data, the ring serves it: `in_place` needs memory of
+  /// the communicator (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
-  /// What `connect` takes where it isn't told another one; so groups that `split` makes go over what the job goes over.
+  /// The default backend of `connect`: groups of `split` use the job's backend.
   Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Eleven days: a clock can count to several times that from now.
+/// Eleven days: a clock can count several times that from now.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
 /// Throws UsageError, in the name of `who`, for a timeout out of range.

@@ -1,6 +1,6 @@
 #pragma once
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. A process
-/// killed or a disk full at any moment leaves the old file or the new one.
+/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old file or the new one is left.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -18,16 +18,16 @@
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, where that fails.
+/// Writes all of `data` at a place of a file; false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
 /// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. What a killed process left is removed by the next AtomicFile of the
-/// same path: a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
+/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, also to where nothing is yet. Throws FileError where the folder is missing or can't
-  /// be written, or `path` is there and is read-only or no regular file.
+  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
+  /// written, or if `path` is read-only or no regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -37,14 +37,14 @@ class AtomicFile {
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes the file that long, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place, which the next `write` does not depend on. Throws FileError, and then removes the file.
+  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError; the old file is then
-  /// untouched, save where the message says that only the folder's sync failed.
+  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
+  /// untouched, unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -56,17 +56,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. What was written so far is of no use, and must not be committed by a caller who catches the error.
+  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions that the new file takes over; 0 where there is no old file.
+  /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Unlinks what writers of this path left that no longer live. Best effort: it may fail and the save go on.
+  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -77,8 +77,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: what was at `path` is replaced as by AtomicFile; a pipe or a device is written to instead.
-/// Throws FileError that begins with `who`.
+/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
+/// that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io

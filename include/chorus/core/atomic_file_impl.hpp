@@ -1,5 +1,5 @@
 #pragma once
-/// How a file is written beside its place, and put there.
+/// How a file is written beside its place, and put in place.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and whole.
+/// A path in a message: on one line, and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -45,7 +45,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete by now, so that the destructor cleans up after whatever throws here.
+  // The object is complete now, so that the destructor cleans up if anything throws here.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -111,7 +111,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   constexpr int most_links = 40;  // as of Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which finds no file that is not there yet.
+  // Not realpath, which does not find a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -170,8 +170,8 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock: then it holds the lock, or the file has no
-    // name any more.
+    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
+    // any more.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");

@@ -1,6 +1,6 @@
 #pragma once
-/// The devices or ranks that share the current batch, for operators whose statistics are the whole batch's
-/// (SyncBatchNorm) or whose ranges are (QuantizationAware).
+/// The devices or ranks that share the current batch, for operators with statistics of the whole batch (SyncBatchNorm)
+/// or with ranges of it (QuantizationAware).
 
 #include <any>
 #include <chorus/core/error.hpp>
@@ -13,33 +13,33 @@
 
 namespace chorus {
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order.
+/// A policy's service for the operators of a forward pass, and of the backward pass after it. All members make the same
+/// calls in the same order.
 class BatchGroup {
  public:
   virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError where a member is lost.
+  /// Sums over all members, in place; the same bits for each. Throws CommError if a member is lost.
   virtual void sum(std::span<double> values) = 0;
-  /// The largest of all members' numbers, in place. Throws UsageError where no layer sees the whole batch.
+  /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
   virtual void max(std::span<double>) {
     fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
                      "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
                      "DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
-  /// What this member's gradients will be multiplied by before all are added up.
+  /// The factor by which this member's gradients are multiplied before all are summed.
   virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Else `sum` adds up, forward and backward.
+  /// Whether the pass is recorded as one graph of all members' devices. Otherwise `sum` sums, forward and backward.
   virtual bool recorded() const { return false; }
-  /// Where it is: what each member gives, in their order.
+  /// For one graph: each member's contribution, in their order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// Which of the members this is, and a number of the pass that they are in.
+  /// This member's number, and the number of its pass.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
-  /// Whether this thread may take part now: asked where backward computes something again.
+  /// Whether this thread may take part now: asked if backward computes something again.
   virtual bool is_here() const { return true; }
 };
 
-/// The group of this thread's forward pass; null where the batch is whole.
+/// The group of this thread's forward pass; null if the batch is whole.
 inline std::shared_ptr<BatchGroup>& batch_group() {
   thread_local std::shared_ptr<BatchGroup> group;
   return group;

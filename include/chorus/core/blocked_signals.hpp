@@ -10,8 +10,8 @@
 
 namespace chorus::detail {
 
-/// Blocks all signals in this thread while it lives, and so for ever in a thread that is started meanwhile: signals are
-/// for the threads that the user knows of, and for a launcher's one that supervises.
+/// Blocks all signals in this thread while it lives, and for ever in a thread that is started meanwhile. Signals go to
+/// the threads that the user knows, and to a launcher's supervising thread.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -27,7 +27,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, where the system
+/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the system
+/// allows no more threads.
 /// allows no more of them.
 template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {

@@ -1,5 +1,5 @@
 #pragma once
-/// `check_output`: whether what a program has printed is where it belongs.
+/// `check_output`: whether the program's output has reached its destination.
 
 #include <cerrno>
 #include <chorus/core/error.hpp>
@@ -9,8 +9,8 @@
 
 namespace chorus::detail {
 
-/// Writes what is left of this process's standard output. Throws FileError where that fails, or failed before: on a
-/// full disk, say. Left to the end of the process, that would be noticed by nobody.
+/// Writes the rest of this process's standard output. Throws FileError if that fails, or failed before, for example on
+/// a full disk. At the end of the process nobody would notice the failure.
 [[gnu::cold]] inline void check_output() {
   const HeldSignal held(SIGXFSZ);
   errno = 0;

@@ -6,7 +6,7 @@
 #define CHORUS_VERSION_MINOR 1
 #define CHORUS_VERSION_PATCH 0
 
-// Optional parts: always defined, 0 or 1. CMake sets them from what it finds.
+// Optional parts: always defined, 0 or 1. CMake sets them for the parts that it finds.
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
@@ -23,11 +23,11 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
-// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled): with
-// CHORUS_COMPILED=1 headers only declare those that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions; the library's own sources set CHORUS_BUILDS_LIBRARY, so that they are emitted there.
-// Programs that are built by hand have the same with -DCHORUS_SEPARATE for all their files, one of which defines
-// CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>: that one holds what the library would.
+// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
+// CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
+// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. Programs that are
+// built by hand have the same with -DCHORUS_SEPARATE for all their files; one file defines CHORUS_IMPLEMENTATION before
+// it includes <chorus/chorus.hpp>, and takes the library's place.
 #if defined(CHORUS_IMPLEMENTATION)
 #define CHORUS_BUILDS_LIBRARY
 #elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
@@ -43,7 +43,7 @@
 #else
 #define CHORUS_INLINE inline
 #endif
-// The library holds what models on the CPU need; those on GPUs instantiate theirs, where nvcc compiles them.
+// The library holds the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
 #if !CHORUS_COMPILED || defined(__CUDACC__)
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
@@ -63,7 +63,7 @@
 #define CHORUS_HD
 #endif
 
-// Eigen turns its vectorisation off, on the host too, when it sees nvcc; we never use it inside a kernel.
+// Eigen disables its vectorisation, on the host too, when it sees nvcc; we never use it inside a kernel.
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif

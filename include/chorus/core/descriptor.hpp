@@ -20,7 +20,7 @@
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is none of the standard streams'.
+/// Owns `value`, unless it is negative. It is no standard stream's.
 struct Descriptor {
   int value = -1;
 
@@ -36,7 +36,7 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes: Linux stops just below 2 GiB, and some systems refuse more.
+/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
 /// A regular file, open for reading; without a path none.
@@ -45,7 +45,7 @@ class RegularFile {
   RegularFile() = default;
   /// `who`: how messages begin. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};

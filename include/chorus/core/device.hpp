@@ -11,17 +11,17 @@
 
 namespace chorus {
 
-// nvcc loses comparisons that are defaulted, so devices write theirs out.
+// nvcc loses defaulted comparisons, so devices define theirs.
 
 /// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
-/// `DataParallel` its own thread, so that everything about several devices can be run and tested on one machine.
+/// `DataParallel` its own thread. So one machine runs and tests everything about several devices.
 struct Cpu {
   int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
-  /// The number of `Cpu{}`: 0, or what `launch` has chosen for this process. To be changed before tensors are made.
+  /// The number of `Cpu{}`: 0, or the choice of `launch` for this process. Change it before tensors are made.
   static int& default_index() {
     static constinit int index = 0;
     return index;
@@ -31,16 +31,16 @@ struct Cpu {
 };
 
 #if CHORUS_USE_CUDA
-/// A GPU of this machine, by its number in the CUDA runtime. Programs that compute on it are compiled by nvcc.
+/// A GPU of this machine, by its number in the CUDA runtime. nvcc compiles the programs that compute on it.
 struct Cuda {
   int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  /// In bytes. Where a model's parameters lie in one buffer each begins at a multiple of it, so that kernels access it
-  /// 16 bytes at a time; and so it is with 2-byte copies in the same order.
+  /// In bytes. In a buffer of parameters each parameter begins at a multiple of it, so that kernels access it 16 bytes
+  /// at a time. The same holds for 2-byte copies in the same order.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number of `Cuda{}`: 0, or what `launch` has chosen for this rank. To be changed before tensors are made.
+  /// The number of `Cuda{}`: 0, or the choice of `launch` for this rank. Change it before tensors are made.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -63,21 +63,21 @@ constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std
   return (element + step - 1) / step * step;
 }
 
-/// How many elements of `size` bytes a parameter of `count` takes in a buffer of many. A small one that follows begins
-/// right after them, a large one at its `parameter_place`.
+/// The number of elements of `size` bytes that a parameter of `count` takes in a buffer of many. A small parameter
+/// begins right after it, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
 }
 
-/// Where a parameter of `count` elements of `size` bytes begins in a buffer of many: the first place from element `end`
-/// on that suits it. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+/// The first element of a parameter of `count` elements of `size` bytes in a buffer of many: the first suitable place
+/// from element `end` on. Parameters of a page and more begin with a cache line, so that few packets lie in two.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
   return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
-/// Where `trace` counts a device's memory: kinds of devices have slots of their own.
+/// The place where `trace` counts a device's memory: each kind of device has its own slots.
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
@@ -88,8 +88,8 @@ namespace detail {
 inline thread_local constinit int pass_slot = -1;
 }  // namespace detail
 
-/// Where a tensor is made for which nobody names a device: within a pass on the pass's device, if it is of that kind,
-/// else on `D{}`.
+/// The device of a tensor for which none is named: within a pass the pass's device, if it is of that kind, otherwise
+/// `D{}`.
 template <Device D>
 D default_device() {
   const int index = detail::pass_slot - D::first_slot;

@@ -13,7 +13,7 @@ inline const char* env(const char* name) {
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` where the variable is not set. Throws UsageError for anything else.
+/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;

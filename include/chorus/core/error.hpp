@@ -1,5 +1,5 @@
 #pragma once
-/// Exceptions and the two calls that throw them. A message names the operation, what was expected and what was got.
+/// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
 
 #include <array>
 #include <charconv>
@@ -17,7 +17,7 @@
 
 namespace chorus {
 
-/// Base of every exception that chorus throws. Its message holds no control characters but line ends: a name in it may
+/// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
   explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
@@ -30,7 +30,7 @@ struct ShapeError : Error {
 struct DeviceError : Error {
   using Error::Error;
 };
-/// A call or an option that makes no sense.
+/// A call or an option that is invalid.
 struct UsageError : Error {
   using Error::Error;
 };
@@ -46,12 +46,12 @@ struct CommError : Error {
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
-/// A NaN or an infinity where numbers are expected.
+/// A NaN or an infinity instead of a number.
 struct NonFiniteError : Error {
   using Error::Error;
 };
 
-// How a value looks in a message. A type of chorus brings its own `append`, found by its namespace.
+// The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
 inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }

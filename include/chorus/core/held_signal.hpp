@@ -1,5 +1,5 @@
 #pragma once
-/// `HeldSignal`: around writes that would end the process where they fail.
+/// `HeldSignal`: for writes whose failure would end the process.
 
 #include <cerrno>
 #include <chorus/core/config.hpp>
@@ -8,10 +8,9 @@
 
 namespace chorus::detail {
 
-/// While it lives, a write of this thread that fails does so with an error alone, and without the signal that would end
-/// the process: SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started
-/// meanwhile inherit that for good. The process's handler is left alone, and this thread's mask is as before
-/// afterwards.
+/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
+/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
+/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -27,7 +26,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // What was raised meanwhile waits for this thread, and would be delivered to it now.
+    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);

@@ -1,5 +1,5 @@
 #pragma once
-/// `JsonObject`: JSON that is written field by field, for files that need no JSON library.
+/// `JsonObject`: JSON that is written field by field, without a JSON library.
 
 #include <cmath>
 #include <concepts>

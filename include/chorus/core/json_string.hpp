@@ -1,5 +1,5 @@
 #pragma once
-/// Strings as JSON writes them, for files and messages that need no JSON library.
+/// Strings in JSON's form, without a JSON library.
 
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// What a program has done with a net, in numbers that ranks can compare.
+/// A program's actions on a net, in numbers that ranks can compare.
 
 #include <array>
 #include <bit>
@@ -8,25 +8,26 @@
 
 namespace chorus {
 
-/// Of one rank, since ranks compared last. Those that run the same program have the same in theirs at each pass; else
-/// their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's sampler.
+/// The record of one rank since the last comparison. Ranks that run the same program have the same record at each pass;
+/// otherwise their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's
+/// sampler.
 class Ledger {
  public:
   /// The steps of one optimizer.
   struct Steps {
     const void* optimizer = nullptr;
     std::int32_t count = 0;
-    double lr = 0;              // of the last one
-    std::uint64_t numbers = 0;  // a hash of all that they went by
+    double lr = 0;              // of the last step
+    std::uint64_t numbers = 0;  // a hash of all its inputs
   };
 
-  std::int64_t batch = 0;   ///< which one a loader has given last: 0 where none has; else see `set_batch`
+  std::int64_t batch = 0;   ///< the last batch of a loader: 0 without one; see `set_batch`
   std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool own_gradients = false;  ///< ranks step with their own, so that a GradScaler may leave out one rank's step
-  bool uneven = false;         ///< parameters have made other numbers of steps on other ranks, as after a join
+  bool own_gradients = false;  ///< ranks step with their own gradients, so that a GradScaler may skip one rank's step
+  bool uneven = false;         ///< parameters have other numbers of steps on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
-  /// An optimizer steps with `lr` and other numbers, of which this is a hash.
+  /// An optimizer steps with `lr` and with other numbers, given by their hash.
   void step(const void* optimizer, double lr, std::uint64_t numbers) {
     std::size_t i = 0;
     while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;

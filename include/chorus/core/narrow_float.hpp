@@ -15,7 +15,7 @@ namespace detail {
 CHORUS_HD constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 CHORUS_HD constexpr float float_of_bits(std::uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// The conversions choose between values instead of jumping, so that compilers vectorise loops over them.
+// The conversions select values instead of branching, so that compilers vectorise loops over them.
 
 /// The upper half of a float: 8 bits of exponent, 7 of mantissa.
 struct Bf16Format {
@@ -31,7 +31,7 @@ struct Bf16Format {
 struct HalfFormat {
   CHORUS_HD static constexpr float decode(std::uint16_t bits) {
     const std::uint32_t magnitude = bits & 0x7FFFu, sign = (bits & 0x8000u) << 16;
-    // Moved into a float's place the exponent is 112 too small; the product is exact, for subnormal numbers too.
+    // In a float's place the exponent is 112 too small. The product is exact, for subnormal numbers too.
     const std::uint32_t finite = bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f);
     return float_of_bits(sign | finite | (magnitude >= 0x7C00u ? 0x7F800000u : 0u));
   }
@@ -49,8 +49,9 @@ struct HalfFormat {
 
 }  // namespace detail
 
-/// A stored number of 2 bytes. It turns into a float by itself, so that arithmetic on it is arithmetic on floats; back
-/// it is rounded to the nearest, ties to even, too large ones to infinity. Doubles and integers go through float.
+/// A stored number of 2 bytes. It converts to a float implicitly, so that arithmetic on it is arithmetic on floats.
+/// Back, it is rounded to the nearest, ties to even, too large numbers to infinity. Doubles and integers go through
+/// float.
 template <class Format>
 class NarrowFloat {
  public:
@@ -96,11 +97,11 @@ struct ComputeType<NarrowFloat<Format>> {
 template <class T>
 concept Narrow = detail::is_narrow<T>;
 
-/// What sums of T's products may be given in: T, or float where T has 2 bytes.
+/// The type of sums of T's products: T, or float if T has 2 bytes.
 template <class Out, class T>
 concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
 
-/// The type in which numbers of type T are computed and added up: float for bf16 and half, else T.
+/// The type in which numbers of type T are computed and summed: float for bf16 and half, otherwise T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;
 

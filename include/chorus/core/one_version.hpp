@@ -1,15 +1,15 @@
 #pragma once
-/// A program is made with one version of chorus, for one kind of processor. Units of two versions would link, for their
-/// symbols have the same names, and would then take each other's functions for their own; and so would units, or the
-/// library chorus::compiled, for which a packet of numbers has 16 bytes and others for which it has 64.
+/// A program has one version of chorus, for one kind of processor. Units of two versions would link, because their
+/// symbols have the same names, and would then call each other's functions by mistake. The same holds for units, or the
+/// library chorus::compiled, with packets of 16 bytes beside others with packets of 64.
 #include <chorus/core/config.hpp>
 #include <cstdio>
 #include <cstdlib>
 
 namespace chorus::detail {
 
-/// Ends the program, with a message, where a unit of another version has been loaded before. The options
-/// CHORUS_USE_... don't count: they add types and functions, and change none.
+/// Ends the program, with a message, if a unit of another version was loaded before. The options CHORUS_USE_... don't
+/// count: they add types and functions, and change none.
 inline bool is_only_version(int version) {
   static const int first = version;
   if (version == first) return true;
@@ -21,7 +21,7 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
-/// Ends the program, with a message, where a unit with packets of another size has been loaded before.
+/// Ends the program, with a message, if a unit with packets of another size was loaded before.
 inline bool is_only_packet(int bytes) {
   static const int first = bytes;
   if (bytes == first) return true;

@@ -1,7 +1,7 @@
 #pragma once
 /// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", SC 2011). A number depends on its key and its counter alone, so that it doesn't matter which device, thread or
-/// rank draws it, nor when.
+/// 3", SC 2011). A number depends on its key and its counter alone, not on the device, thread or rank that draws it,
+/// nor on the time.
 
 #include <array>
 #include <chorus/core/config.hpp>
@@ -27,7 +27,7 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// What the numbers of one random operation are keyed by, beside a sample's place in the global batch.
+/// The key of one random operation's numbers, beside a sample's place in the global batch.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it

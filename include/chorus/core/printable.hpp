@@ -1,6 +1,6 @@
 #pragma once
-/// Text from outside (files, other processes, the environment) in messages: nothing in it steers the terminal that
-/// shows it, or looks like a line of its own.
+/// Text from outside (files, other processes, the environment) in messages: nothing in it controls the terminal or
+/// looks like a line of its own.
 
 #include <chorus/core/config.hpp>
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace chorus {
 
-/// Bytes of the character that `text` begins with, or 0 where that is no well-formed UTF-8 (RFC 3629: no overlong
-/// forms, no surrogates, nothing above U+10FFFF).
+/// Bytes of the first character of `text`, or 0 if it is no well-formed UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates, nothing above U+10FFFF).
 constexpr std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned lead = byte(0), second = byte(1);
@@ -39,8 +39,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`: control characters, save those that are `kept`, what turns text around, and what is no UTF-8 as
-/// \xNN; those that are `marked` after a backslash. False where it is cut after `longest` bytes.
+/// Appends `text`. Control characters, except the `kept` ones, characters that reverse text, and invalid UTF-8 become
+/// \xNN; the `marked` ones get a backslash. False if the text is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -49,7 +49,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text from outside, on one line, and cut where it is long.
+/// Text from outside, on one line, cut if it is long.
 [[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.

@@ -1,6 +1,6 @@
 #pragma once
-/// Which random numbers an operation draws: keyed by seed, step, layer and the sample's place in the global batch, so
-/// that a run gives the same numbers under every policy and on any number of devices.
+/// The random numbers of an operation: keyed by seed, step, layer and the sample's place in the global batch. A run
+/// gives the same numbers under every policy and on any number of devices.
 
 #include <atomic>
 #include <cstddef>
@@ -26,7 +26,7 @@ inline SeedState& seed_state() {
 }
 }  // namespace detail
 
-/// Seeds the initialisation of layers and everything random that no policy seeds.
+/// The seed of layers' initialisation and of all random numbers that no policy seeds.
 inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
@@ -36,18 +36,18 @@ inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
 /// A new stream of numbers; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
-/// The numbers of the nets' forward passes in a part of a program that is run several times, as activation
-/// checkpointing does: each time they are those of the first.
+/// The numbers of the nets' forward passes in a part of a program that runs several times, as under activation
+/// checkpointing. Each run has the numbers of the first.
 class PassNumbers {
  public:
-  /// The next pass begins, which would be number `fresh` if it were the first time.
+  /// The next pass begins. In a first run its number is `fresh`.
   std::uint32_t take(std::uint32_t fresh) {
     if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
     return numbers_[next_++];
   }
-  /// Whether the next pass has been there before.
+  /// Whether the next pass has run before.
   bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
-  /// A run begins. `around`: those of a part that this one is a part of, if it runs for the first time.
+  /// A run begins. `around`: the enclosing part's, if that runs for the first time.
   void rewind(PassNumbers* around) {
     around_ = around;
     next_ = 0;
@@ -59,28 +59,28 @@ class PassNumbers {
   std::size_t next_ = 0;
 };
 
-/// What the random operations of one forward pass draw from.
+/// The source of the random operations of one forward pass.
 struct RandomContext {
   std::uint64_t seed = 0;
   /// Number of the forward pass.
   std::uint32_t step = 0;
   /// Counts the random operations of the pass.
   std::uint32_t next_operation = 0;
-  /// Place, in the global batch, of this device's first sample. A function, since DistributedDataParallel has to ask.
+  /// Place of this device's first sample in the global batch. A function, since DistributedDataParallel has to ask.
   std::function<std::int64_t()> first_sample;
-  /// How many samples this device has; 0: not known.
+  /// The number of this device's samples; 0: unknown.
   std::int64_t samples = 0;
-  /// Of nets that are called in here; null where nothing is run again.
+  /// For nets that are called in here; null if nothing runs again.
   PassNumbers* passes = nullptr;
   /// Whether an operation has drawn numbers: then the next pass has to draw others.
   bool drew = false;
-  /// How many devices or ranks share the batch.
+  /// The number of devices or ranks that share the batch.
   int devices = 1;
   /// The axis of the model's inputs along which samples lie.
   int dim = 0;
-  /// Whether one of the devices has that many samples; null where nobody knows.
+  /// Whether one of the devices has that number of samples; null if unknown.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The slot of the device that this part of the model is on; -1: not known.
+  /// The slot of the device of this part of the model; -1: unknown.
   int device_slot = -1;
 };
 
@@ -112,7 +112,7 @@ inline const std::uint32_t*& replay_count() {
 /// The key of the pass's next operation, with the place of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;
-  // Asked first: ranks may settle on another number of the pass.
+  // Asked first: ranks may agree on another number of the pass.
   const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
   return {context.seed, context.step, context.next_operation++, first, replay_count()};
 }
@@ -122,16 +122,16 @@ inline RandomKey next_key_outside_of_policies() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with that many `rows` along its first axis: one
-/// of each sample, or several, where another axis was joined to it; else, or `same_on_all`, all devices draw the same.
-/// One that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+/// The key for the next random operation of this thread, on a tensor with `rows` rows along its first axis: one for
+/// each sample, or several if another axis was joined to it. Otherwise, or with `same_on_all`, all devices draw the
+/// same. An operation that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
 inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
   auto* context = detail::random_context();
   if (context == nullptr) return detail::next_key_outside_of_policies();
   RandomKey key = detail::next_key(*context, draws);
   const bool of_samples = context->samples > 0 && rows % context->samples == 0;
   if (of_samples) key.first_sample *= rows / context->samples;
-  // Along another axis than the first, samples can't be counted here.
+  // Samples along another axis than the first can't be counted here.
   if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
   return key;
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// What layers found in a part of a forward pass that is run again, as activation checkpointing does in backward: the
-/// second time they go by the same, and leave alone what they change in a pass.
+/// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
+/// The second time they use the first findings, and leave the values unchanged that they change in a pass.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/replaced.hpp>
@@ -12,13 +12,13 @@ namespace chorus {
 /// The findings of one such part.
 class FirstRun {
  public:
-  /// What layer `of` found about `what` when the part ran first; in that run `now`, which is remembered. Where the part
-  /// itself changes it on the way it is what it is now, each time.
+  /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
+  /// the part itself changes the value on the way, it is the present value each time.
   bool found(const void* of, int what, bool now);
-  /// Whether the part, or one that it is a part of, runs again.
+  /// Whether the part, or an enclosing one, runs again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
-  /// A run begins. `around`: the part that this one is a part of, while it runs first.
+  /// A run begins. `around`: the enclosing part, while that runs first.
   void begin(FirstRun* around, bool again) {
     around_ = around;
     repeats_ = again;
@@ -42,8 +42,8 @@ struct FirstRunScope : Replaced<FirstRun*> {
 };
 }  // namespace detail
 
-/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each pass in training,
-/// as batch norm does, leaves it alone then: the pass was counted the first time.
+/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each training pass,
+/// such as batch norm, then leaves it unchanged: the pass was counted the first time.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus

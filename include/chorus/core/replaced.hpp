@@ -1,12 +1,12 @@
 #pragma once
-/// `Replaced`: another value for a while.
+/// `Replaced`: a temporary value.
 
 #include <chorus/core/config.hpp>
 #include <utility>
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; then again what was there before.
+/// While it lives, `place` holds `value`; afterwards the old value.
 template <class T>
 class Replaced {
  public:

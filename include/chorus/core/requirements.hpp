@@ -1,6 +1,6 @@
 #pragma once
-/// What chorus needs of a compiler and of its options. This is the first header that is read: where something is
-/// missing, the compiler says what, and stops before thousands of lines that it would not understand.
+/// The requirements on a compiler and on its options. This header is read first: if something is missing, the compiler
+/// names it, and stops before thousands of lines that it would not understand.
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
@@ -22,7 +22,7 @@
 #define CHORUS_ACCEPTED
 #endif
 
-// A compiler goes on after #error, but not without a file.
+// A compiler continues after #error, but not after a missing file.
 #ifndef CHORUS_ACCEPTED
 #define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED

@@ -1,6 +1,6 @@
 #pragma once
-/// Descriptors 0, 1 and 2 are standard input, output and error. Whoever starts a process may have closed them (`2>&-`,
-/// daemons), and the next file or socket would get such a number, and then whatever is printed.
+/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
+/// daemons). Then the next file or socket would get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,14 +12,14 @@
 
 namespace chorus::detail {
 
-/// Opens those that are closed on /dev/null.
+/// Opens the closed ones on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
       const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, where there is
+/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
 /// none.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -29,8 +29,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A file to write text to, as fopen(path, "we") makes it, or with what it `keeps`; a pipe or a device, too. Null, with
-/// errno, where there is none; ENXIO: nobody reads that pipe, after 10 s.
+/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
+/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);

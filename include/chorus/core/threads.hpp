@@ -1,6 +1,6 @@
 #pragma once
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the
-/// bits don't depend on the number of threads.
+/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// don't depend on the number of threads.
 
 #include <algorithm>
 #include <atomic>
@@ -23,9 +23,9 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a moment of waiting for the next one. Each
-/// begins with a range of its own, the same part of every task, so that it finds in its cache what it wrote in the task
-/// before, and then helps with the others' ranges.
+/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
+/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
+/// with the others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -37,19 +37,19 @@ class ThreadTeam {
 
   int size() const { return size_; }
 
-  /// Calls `task(context, i)` for i from 0 to `count` - 1, by whoever is free. Rethrows the first exception.
+  /// Calls `task(context, i)` for i from 0 to `count` - 1, on any free thread. Rethrows the first exception.
   void run(Index count, Task task, const void* context);
 
  private:
   void call();
 
-  // Whoever has claimed an index keeps `run` from ending, and so from the next task; a helper that wakes too late finds
-  // nothing to claim, and nobody waits for it.
+  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
+  // finds nothing to claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // How many were unclaimed before; 0 where there is nothing to claim.
+  // The number of unclaimed indices before; 0 if there is nothing to claim.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -95,7 +95,7 @@ class ThreadTeam {
   std::exception_ptr error_;
 };
 
-/// This thread's team; null where it works alone.
+/// This thread's team; null if it works alone.
 inline std::unique_ptr<ThreadTeam>& thread_team() {
   thread_local std::unique_ptr<ThreadTeam> team;
   return team;
@@ -103,22 +103,22 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// How many threads operations called from this thread use.
+/// The number of threads for operations that this thread calls.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: which thread of the team works on it, below the caller's `num_threads()`.
+/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Has operations that are called from this thread use `n` threads: itself and n - 1 helpers, which end with it. At
-/// first each thread works alone, so that devices' threads and ranks don't crowd a machine. Throws UsageError where n
-/// < 1.
+/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
+/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
+/// n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team where it is `worth_it`: some 10 us of work a thread.
-/// What `f` calls works alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
+/// Operations inside of `f` work alone.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -126,7 +126,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an operation inside of another one does not ask for it again.
+  // Without its team while it works, so that an inner operation does not use it again.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -135,11 +135,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The least numbers for a thread of its own: some 10 us, since what lies in another core's cache comes slowly.
+/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n) that are multiples of `unit` but for the last: one range where a team
-/// is not worth it, which is below `least` elements a thread; or up to `most` for each thread, so that one that is late
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
+/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
 /// does less.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {

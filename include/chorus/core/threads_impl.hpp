@@ -1,5 +1,5 @@
 #pragma once
-/// How the threads of a team share work out.
+/// How the threads of a team divide the work.
 
 #include <atomic>
 #include <chorus/core/dtype.hpp>

@@ -1,9 +1,9 @@
 #pragma once
-/// A program that was compiled without optimization says so when it starts. Its arithmetic takes up to a hundred times
-/// as long, which a user would otherwise take for chorus' own speed.
+/// A program that was compiled without optimization reports it at its start. Its arithmetic takes up to a hundred times
+/// as long, and users would blame chorus.
 #include <chorus/core/config.hpp>
 
-// With chorus::compiled the arithmetic is in the library, whatever the program's own options are.
+// With chorus::compiled the arithmetic is in the library, independent of the program's own options.
 #if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
 #include <cstdio>
 #include <cstdlib>
@@ -12,8 +12,8 @@
 
 namespace chorus::detail {
 
-/// Says it once in a program and, of ranks, on rank 0. With CHORUS_ALLOW_UNOPTIMIZED=1 in the environment it is silent,
-/// and so it is where a macro of that name is defined.
+/// Prints the warning once in a program, and on rank 0 alone. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro
+/// of that name, silences it.
 inline bool say_unoptimized() {
   static const bool said = [] {
     constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";

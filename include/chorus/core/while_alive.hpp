@@ -1,5 +1,5 @@
 #pragma once
-/// What is held of an object that may end first.
+/// References to an object that may end first.
 
 #include <memory>
 #include <string_view>
@@ -9,8 +9,7 @@
 
 namespace chorus::detail {
 
-/// `call`, which may be made while the net lives of whose life `alive` tells: afterwards it throws UsageError in the
-/// name of `who`.
+/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {

@@ -15,13 +15,13 @@ namespace chorus::data {
 class Cifar10 : public ImageDataset {
  public:
   /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path where one is missing, and says what is there, or
-  /// where its size or a label is wrong.
+  /// `cifar-10-batches-bin` in it. Throws FileError with the path and the contents of the folder if a file is missing,
+  /// or if its size or a label is wrong.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// Where the binary batches lie: the folder, or `cifar-10-batches-bin` in it; nothing where neither has any.
+  /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
   static std::string find(const std::string& folder);
-  /// What to do where the folder has CIFAR-10 in another form, for a message: `; ...`; else nothing.
+  /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
   static std::string advice(const std::string& folder);
 
  private:

@@ -21,7 +21,7 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
 }
 
 namespace detail {
-/// Where the files come from.
+/// The source of the files.
 inline constexpr const char* cifar10_source =
     "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
 }  // namespace detail

@@ -1,5 +1,5 @@
 #pragma once
-/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and the rest a vector.
+/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and other values a vector.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -27,12 +27,12 @@ template <class X>
 concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
     !std::same_as<NumberInRow<X>, char>;
 
-/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others say
-/// what shape it has, too.
+/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others also
+/// determine its shape.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields, the last one for all that follow; empty: none is.
-  /// `most`: the length to fill up to; 0: that of the longest.
+  /// `padding`: numbers that fill up the first axis of fields; the last one serves all later fields. Empty: no padding.
+  /// `most`: the length after filling; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
@@ -62,7 +62,7 @@ class Collator {
   }
 
  private:
-  /// Numbers in a row, with what `stack` asks of a tensor.
+  /// Numbers in a row, with the interface that `stack` needs from a tensor.
   template <class T>
   struct View {
     std::span<const T> numbers;
@@ -73,7 +73,7 @@ class Collator {
 
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
-    // In braces: from left to right, as padding is counted.
+    // In braces: evaluated from left to right, since padding is counted.
     return std::tuple{
         (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
@@ -116,8 +116,8 @@ class Collator {
   std::size_t padded_ = 0;  // fields so far
 };
 
-/// The batch of no samples that has the shapes of `batch`, which is of one sample. Throws UsageError where samples
-/// don't lie along the first axis.
+/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples don't lie along the
+/// first axis.
 template <class B>
 B none_of(const B& batch) {
   if constexpr (AnyTensor<B>) {
@@ -146,10 +146,10 @@ B none_of(const B& batch) {
 
 }  // namespace detail
 
-/// What a DataLoader does with samples by default, as PyTorch's default_collate: tensors of one shape are stacked, with
-/// an axis more in front; numbers, and numbers in a row (std::vector, std::array), become a tensor; pairs, tuples and
-/// plain structs a tuple of what their members become; anything else, such as texts, a std::vector. Throws ShapeError
-/// where shapes differ.
+/// The default of a DataLoader, like PyTorch's default_collate. Tensors of one shape are stacked along a new first
+/// axis. Numbers, and numbers in a row (std::vector, std::array), become a tensor. Pairs, tuples and plain structs
+/// become a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if
+/// shapes differ.
 struct DefaultCollate {
   template <class Sample>
   auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
@@ -160,7 +160,7 @@ struct DefaultCollate {
 /// See pad_to_longest and pad_to.
 template <bool Whole>
 struct Padding {
-  /// Samples of other ranks are read, too: the length is that of the whole batch.
+  /// Samples of other ranks are read, too, since the length is that of the whole batch.
   static constexpr bool whole_batch = Whole;
   Index length = 0;
   std::vector<double> values = {};
@@ -172,10 +172,10 @@ struct Padding {
   }
 };
 
-/// Collates as DefaultCollate does, and fills tensors and numbers in a row up along their first axis to the longest of
-/// the global batch: `pad_to_longest(0, -100)` with zeros in the first such member of a sample, with -100 in all
-/// others. The length is the same on all ranks and under every policy, for which each rank reads the whole batch;
-/// `pad_to` reads its share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+/// Collates like DefaultCollate, and fills tensors and numbers in a row up along their first axis to the longest of the
+/// global batch. `pad_to_longest(0, -100)` fills with zeros in the first such member of a sample, and with -100 in all
+/// others. The length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to`
+/// reads its own share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
   if constexpr (sizeof...(Values) == 0)
@@ -184,7 +184,8 @@ Padding<true> pad_to_longest(Values... values) {
     return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for one below 1, and where it is used ShapeError for a longer sample.
+/// The same to a fixed length. Throws UsageError for a length below 1, and, when it is used, ShapeError for a longer
+/// sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
@@ -196,7 +197,7 @@ Padding<false> pad_to(Index length, Values... values) {
 
 namespace detail {
 
-/// One of the library's: it also gets samples that are not in the batch, for their shapes.
+/// A function of the library: it also gets samples outside of the batch, for their shapes.
 template <class Collate, class Sample>
 concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
   collate(samples, Index{}, Index{});

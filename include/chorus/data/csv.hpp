@@ -20,12 +20,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line has the columns' names; else they are "0", "1", ...
-  /// What an empty value is as a number; without one it is an error.
+  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
+  /// The number for an empty value. Without it an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table that read_csv has read: as many values in each row.
+/// A table from read_csv: each row has the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -33,8 +33,8 @@ class CsvTable {
   Index rows() const { return static_cast<Index>(lines_.size()); }
   const std::vector<std::string>& names() const { return names_; }
 
-  /// Columns as numbers: [rows, columns]. Throws UsageError for a column that is not there, and FileError with the
-  /// line for a value that is no number of type T.
+  /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
+  /// value that is no number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -49,7 +49,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as it stands. Throws UsageError where it is not there.
+  /// A column as texts. Throws UsageError if it is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -107,7 +107,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may go over several.
+  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -146,11 +146,11 @@ class CsvTable {
   std::string path_;
   CsvOptions options_;
   std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // in which each row begins
+  std::vector<Index> lines_;                 // the line in which each row begins
 };
 
 /// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError, with the line, where a row has another number of values than the first, or a quote has no end.
+/// FileError with the line if a row has another number of values than the first, or a quote has no end.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data

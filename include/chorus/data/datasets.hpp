@@ -1,5 +1,5 @@
 #pragma once
-/// Datasets of what is in memory, and parts and unions of datasets.
+/// Datasets in memory, and parts and unions of datasets.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -22,7 +22,7 @@ namespace chorus::data {
 
 namespace detail {
 
-/// A dataset that was given as a name, which then must live on, or as a temporary, which is kept.
+/// A dataset with a name, which must live on, or a temporary, which is kept.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -42,12 +42,12 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, as PyTorch's TensorDataset: sample i is the tuple of what each has at i along its first axis, a
-/// tensor of one axis less, or a number.
+/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
+/// a tensor of one axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
-  /// Throws ShapeError where the tensors' first axes differ.
+  /// Throws ShapeError if the tensors' first axes differ.
   explicit TensorDataset(Xs... tensors) : tensors_(std::move(tensors)...), size_(std::get<0>(tensors_).size(0)) {
     static_assert(((Xs::rank > 0) && ...), "TensorDataset: samples lie along the first axis");
     const auto same = [&](const auto& x) {
@@ -86,7 +86,7 @@ class VectorDataset {
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError where an index is none of the dataset's.
+  /// Throws UsageError if an index is none of the dataset's.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -127,7 +127,7 @@ Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError where images have
+  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
   /// several shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
@@ -156,7 +156,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// The first one's, for all.
+  /// That of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -193,7 +193,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths, or, where these are fractions that add up to 1, for their parts of `size`.
+/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -223,9 +223,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Parts of a dataset that have no sample in common, drawn at random: `random_split(all, {0.8, 0.2}, run.seed())`, or
-/// with numbers of samples, `{800, 200}`. The same for one seed, on all ranks and under every policy. Throws UsageError
-/// where the lengths don't add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
+/// add up. A dataset with a name must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {

@@ -23,7 +23,7 @@ template <class X, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return requires { X{((void)I, Anything{})...}; };
 }
-/// Members of a plain struct: so many initial values it takes at most. An array among them counts for all it has.
+/// Members of a plain struct: the largest number of initial values that it takes. An array counts for all its elements.
 template <class X, std::size_t N = 8>
 constexpr std::size_t members() {
   if constexpr (takes<X>(std::make_index_sequence<N>()))

@@ -18,13 +18,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For the message that something else was looked for: `; it holds a, b/ and 3 more`, or nothing where it is empty.
+/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError where the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -33,7 +33,7 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` as far as the file goes; returns the number of bytes.
+  /// Fills `to` up to the end of the file; returns the number of bytes.
   std::size_t read(std::span<std::uint8_t> to);
 
  private:

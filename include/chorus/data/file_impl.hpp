@@ -59,7 +59,7 @@ CHORUS_INLINE std::string what_is_there(const std::string& folder) {
 }
 
 CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
   const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
   struct stat facts {};

@@ -1,5 +1,5 @@
 #pragma once
-/// Files compressed with gzip, through zlib where the build has it.
+/// Files compressed with gzip, through zlib if the build has it.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -19,8 +19,8 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another: memory grows with those that have come,
-/// and not at once to what a header says.
+/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
+/// arrived, not with the number in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
@@ -32,7 +32,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. Only as many bytes as are asked for are ever made.
+/// Decompresses a file in order. It never makes more bytes than the caller asks for.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -45,10 +45,10 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The decompressed size can't be above this: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` as far as the data go; returns the number of bytes. Throws FileError where the data are corrupt or cut
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
   /// short.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
@@ -66,7 +66,7 @@ class GzipFile {
     return done;
   }
 
-  /// True where nothing but the gzip data is in the file; to be asked after all was read.
+  /// True if the file has nothing but the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -89,7 +89,7 @@ class GzipFile {
 
 #else
 
-/// Stands in where the build has no zlib: throws FileError.
+/// For builds without zlib: throws FileError.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) {

@@ -13,7 +13,7 @@
 
 namespace chorus::data::detail {
 
-/// One pass over a loader's data: what it reads is its own, or never changes.
+/// One pass over a loader's data. Everything that it reads is its own, or never changes.
 template <class B>
 struct LoaderPass {
   /// A batch, and its place for a trace.
@@ -25,15 +25,15 @@ struct LoaderPass {
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
   std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
-  bool went_on = false;              // by ++: until then it is a look at the first batch
-  bool in_loop = false;              // somebody has asked for its end
+  bool went_on = false;              // by ++: until then only the first batch was read
+  bool in_loop = false;              // somebody has compared with the end
   bool reads_ahead = false;
   bool aside = false;  // within another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
-    current.reset();  // its memory is free for the next batch to be made
+    current.reset();  // its memory is free for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
     if (span && current)
@@ -60,7 +60,7 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
-  // A loop that was left in its first batch is no look, where the epochs are counted.
+  // If epochs are counted, a loop that ended in its first batch is an epoch.
   if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
     Iterator(newest_).goes_on();
   epochs_unset_ = -1;
@@ -77,10 +77,10 @@ template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
   const auto epoch = epoch_.lock();
-  // One inside another, or a look at a batch in the middle of one, is no second epoch; nor is one after a look.
+  // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
-  // A loop within the first batch of the one that starts at the place to go on from is whole.
+  // A loop within the first batch of the pass that starts at the skipped place is whole.
   const auto at_skip = at_skip_.lock();
   const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
                       at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
@@ -106,7 +106,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
                         [pass](Index b) { return pass->make(b); });
   pass->advance();
-  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left, to look at or to go on to
+  if (!pass->current) Iterator(newest_).goes_on();  // nothing is left to read
   return Iterator(newest_);
 }
 

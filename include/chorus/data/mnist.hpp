@@ -9,16 +9,16 @@
 
 namespace chorus::data {
 
-/// Images of shape {1, 28, 28} (or what size the file says) and labels from 0 to 9.
+/// Images of shape {1, 28, 28} (or the file's size) and labels from 0 to 9.
 class Mnist : public ImageDataset {
  public:
   /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
-  /// front of `idx`, each as it is, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
-  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path where one is
-  /// missing, and says what is there, where one is malformed, and where they don't fit each other.
+  /// front of `idx`, each plain, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
+  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path and the contents
+  /// of the folder if one is missing, if one is malformed, or if they don't fit each other.
   explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The path of one of MNIST's files, under any of its names, or nothing where there is none.
+  /// The path of one of MNIST's files, under any of its names; nothing if it is missing.
   static std::string find(const std::string& folder, Split split, const char* suffix);
   static constexpr const char* images = "-images-idx3-ubyte";
   static constexpr const char* labels = "-labels-idx1-ubyte";

@@ -1,5 +1,5 @@
 #pragma once
-/// Opens a folder of images, whichever of the known datasets it holds.
+/// Opens a folder of images of any known dataset.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::data {
 
-/// The dataset in `folder`: MNIST where one of its files for `split` is there, else CIFAR-10. Throws FileError with
-/// what was looked for where the folder has neither, and all that `Mnist` and `Cifar10` throw.
+/// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
+/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())

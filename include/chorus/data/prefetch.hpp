@@ -15,8 +15,8 @@
 
 namespace chorus::data {
 
-/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the one that is
-/// taken next; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
+/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the next one to be
+/// taken; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
 template <class Item>
 class Prefetch {
  public:
@@ -34,11 +34,11 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next item; none after the last. Rethrows what `make` threw for it, and has no item after that.
+  /// The next item; none after the last. Rethrows the exception of its `make`, and has no item after that.
   std::optional<Item> next() {
     if (taken_ >= count_) return std::nullopt;
     if (threads_.empty()) {
-      const Index i = std::exchange(taken_, count_);  // the end, should make_ throw
+      const Index i = std::exchange(taken_, count_);  // the end, if make_ throws
       std::optional<Item> item = make_(i);
       taken_ = i + 1;
       return item;

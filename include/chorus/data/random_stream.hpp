@@ -1,6 +1,5 @@
 #pragma once
-/// Random numbers of one sample: a Philox stream named by (key, place, lap), so that it is the same on any rank or
-/// thread.
+/// Random numbers of one sample: a Philox stream named by (key, place, lap). It is the same on any rank or thread.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/philox.hpp>
@@ -8,7 +7,7 @@
 
 namespace chorus::data {
 
-/// What a stream is for; streams of different purposes under one seed have nothing in common.
+/// The purpose of a stream. Streams of different purposes under one seed are independent.
 enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
@@ -46,8 +45,8 @@ class RandomStream {
   /// In [low, high).
   float uniform(float low, float high) { return low + (high - low) * uniform(); }
 
-  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`, so
-  /// that no value is likelier than another by more than 2^-32.
+  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`. The
+  /// probabilities of two values differ by at most 2^-32.
   Index below(Index count) {
     const auto n = static_cast<std::uint64_t>(count);
     const std::uint64_t high = word(), low = word();

@@ -1,6 +1,6 @@
 #pragma once
-/// Which samples a rank trains on, in which order: one order per (seed, epoch), cut into global batches, each shared
-/// out.
+/// The samples of a rank and their order: one order per (seed, epoch), cut into global batches, each of which is cut
+/// into shares.
 
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
@@ -13,7 +13,7 @@
 
 namespace chorus::data {
 
-/// Which share of the samples a sampler gives, and in which order.
+/// The share of the samples that a sampler gives, and their order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
@@ -23,7 +23,7 @@ struct SamplerOptions {
   bool padding = false;
   /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
   int shares = 0;
-  /// For a net of several ranks, which compare the batches that they compute on.
+  /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
 
@@ -42,7 +42,8 @@ class Sampler {
   /// ranks; padded ones there are not.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
-  /// Takes the order of another epoch; without a call each epoch has that of epoch 0. All ranks must say the same.
+  /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the
+  /// same.
   void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
@@ -59,19 +60,19 @@ class Sampler {
   /// Number of samples of global batch `b`, over all ranks and without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
-  /// The place in global batch `b` at which this rank's share starts.
+  /// The place in global batch `b` at which this rank's share begins.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
   std::span<const Index> share(Index b, Index batch) const&;
-  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a sampler that is gone
+  std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a destroyed sampler
 
-  /// All ranks' samples of global batch `b`, of which this rank's begin at `share_begin`; valid as long.
+  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid as long.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
-  /// What the random numbers of the i-th sample of this rank's share go by: the sample, or, where an order may have a
-  /// sample several times, its place in the epoch.
+  /// The key of the random numbers of the i-th sample of this rank's share: the sample, or, if an order may repeat a
+  /// sample, its place in the epoch.
   Index stream(Index b, Index batch, Index i) const;
 
  protected:
@@ -82,7 +83,7 @@ class Sampler {
  private:
   void check_batch(Index batch) const;
 
-  /// The place in a global batch of `count` samples at which the share of `rank` starts and that of the rank before
+  /// The place in a global batch of `count` samples at which the share of `rank` begins and that of the rank before
   /// ends.
   Index boundary(Index count, int rank) const;
 
@@ -91,13 +92,13 @@ class Sampler {
 
   Index size_, length_;  // of the dataset, and of an epoch
   SamplerOptions options_;
-  Draw draw_ = {};  // where the order is neither the dataset's nor a permutation
+  Draw draw_ = {};  // set if the order is neither the dataset's nor a permutation
   bool repeats_ = false;
   Index epoch_ = 0;
   std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
 };
 
-/// PyTorch's name for a sampler with a rank and a world size; a world of one takes the same path.
+/// PyTorch's name for a sampler with a rank and a world size; a world of one is no special case.
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::data

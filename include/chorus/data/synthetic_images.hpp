@@ -12,9 +12,9 @@
 namespace chorus::data {
 
 /// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels go round from 0 to 9. An image is made when
-/// it is first read, so that a rank makes its share alone. Programs compiled with and without fused multiply-add round
-/// differently: one pixel in 100,000 or fewer is then off by 1/255.
+/// test split shares no random number with the train split, and the labels repeat from 0 to 9. An image is made when it
+/// is first read, so that a rank makes only its share. Programs with and without fused multiply-add round differently:
+/// one pixel in 100,000 or fewer then differs by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
   /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
@@ -32,7 +32,7 @@ class SyntheticImages : public ImageDataset {
 
   static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
-  /// Where there is ink, from 0 to 1.
+  /// The places of ink, from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink);
 
   /// A line with round ends; its edge fades over one pixel.

@@ -38,7 +38,8 @@ CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shap
 
 CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
                                                std::span<float> ink) {
-  // The strokes of a seven-segment display between its six corners, two a row, from the top, and which a digit has.
+  // The strokes of a seven-segment display between its six corners, two a row, from the top; and the strokes of each
+  // digit.
   constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
   constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
                                        0b1101101, 0b1111101, 0b0000111, 0b1111111, 0b1101111};

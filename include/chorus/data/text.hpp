@@ -15,7 +15,7 @@
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path where it can't be read.
+/// All of a file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -36,11 +36,11 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of the tokens that follow each
-/// in it; in a batch both are [samples, window].
+/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// batch both are [samples, window].
 class TokenWindows {
  public:
-  /// Throws UsageError where the window is below 1.
+  /// Throws UsageError if the window is below 1.
   TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
     check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
   }

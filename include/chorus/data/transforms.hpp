@@ -1,6 +1,6 @@
 #pragma once
-/// What happens to an image between the dataset and the batch. Random transforms draw from the sample's own stream,
-/// keyed by (seed, epoch, sample), so that a sample looks the same whichever rank, device or worker prepares it.
+/// Changes of an image between the dataset and the batch. Random transforms draw from the sample's own stream, keyed by
+/// (seed, epoch, sample): a sample looks the same on every rank, device and worker.
 
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ struct Image {
   }
 };
 
-/// Changes an image in place. It is called on several threads at once; any function object of this form will do.
+/// Changes an image in place. Several threads call it at once. Any function object of this form will do.
 using Transform = std::function<void(const Image&, RandomStream&)>;
 
 /// (pixel - mean) / stddev, per channel.
@@ -49,8 +49,7 @@ struct RandomHorizontalFlip {
   }
 };
 
-/// Pads all sides with `padding` zeros and cuts a window of the old size out of a random place: a shift of up to
-/// `padding`.
+/// Pads all sides with `padding` zeros and cuts a window of the old size at a random place: a shift of up to `padding`.
 struct RandomCrop {
   Index padding = 4;
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A sampler that draws samples by weights: rare classes more often, say.
+/// A sampler that draws samples by weights, for example rare classes more often.
 
 #include <algorithm>
 #include <bit>
@@ -17,18 +17,18 @@ namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< in an epoch; 0: as many as the dataset has
+  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
   bool replacement = true;  ///< a sample may come several times in an epoch
 };
 
-/// An epoch of samples drawn with probabilities that are proportional to `weights`, as PyTorch's
-/// WeightedRandomSampler: `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`.
-/// The order depends on seed, epoch and weights alone, and is shared out as the other sampler's order would be: any
-/// number of ranks under any policy sees the same global batches, provided that all have the same weights.
+/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
+/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
+/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
+/// same global batches if all have the same weights.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other ones, or where fewer than num_samples are
-  /// above 0 and none may come twice.
+  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// above 0 and no sample may repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;

@@ -1,5 +1,5 @@
 #pragma once
-/// Checkpoints: a model's file with all that is needed to go on training as if nothing had happened.
+/// Checkpoints: a model's file with everything that an undisturbed continuation of training needs.
 
 #include <algorithm>
 #include <array>
@@ -24,16 +24,16 @@
 
 namespace chorus::io {
 
-/// How far a run has come.
+/// The progress of a run.
 struct TrainingPosition {
-  std::int64_t epoch = 0;  ///< epochs that are complete
-  std::int64_t batch = 0;  ///< batches of the next one that are done
+  std::int64_t epoch = 0;  ///< complete epochs
+  std::int64_t batch = 0;  ///< complete batches of the next epoch
   std::int64_t step = 0;   ///< optimizer steps in all
 };
 
 namespace detail {
 
-/// Names, one a line, as they are in the file's metadata.
+/// Names, one a line, as in the file's metadata.
 inline std::string lines_of(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += name + "\n";
@@ -53,8 +53,8 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors, and those that `kept` have, optimizers and others: where they lie, or `numbers`, which are
-/// taken from them and given back.
+/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
   auto all = [&] {
@@ -71,7 +71,7 @@ std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept
   return all;
 }
 
-/// Reads what is here of a tensor.
+/// Reads this process's part of a tensor.
 template <Device D>
 std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry& entry, const TensorPlace<D>& place) {
   std::vector<std::byte> numbers(place.bytes());
@@ -81,7 +81,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which they have different tensors, each once.
+/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -95,7 +95,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError where a number that the host counts with is none that it can have kept.
+/// Throws FileError if a number that the host counts with is impossible.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -117,7 +117,7 @@ void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std:
   (ask.template operator()<Kept>(), ...);
 }
 
-/// An optimizer's learning rate, as what goes on from step to step.
+/// An optimizer's learning rate, as state that is kept from step to step.
 class KeptRate {
  public:
   explicit KeptRate(optim::HasLearningRate& optimizer) : optimizer_(optimizer) {}
@@ -130,8 +130,8 @@ class KeptRate {
   optim::HasLearningRate& optimizer_;
 };
 
-/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError for one that comes
-/// twice, and where there are none, for a model that `has_parameters`.
+/// The names of parameters, one a line, in the order in which gradients arrive. Throws FileError if a name repeats, or
+/// if there are none for a model that `has_parameters`.
 inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file, bool has_parameters) {
   auto order = lines_in(file, "training/parameter_order");
   check<FileError>(!order.empty() || !has_parameters || !file.metadata().contains("training/parameter_order"),
@@ -144,7 +144,7 @@ inline std::vector<std::string> parameter_order_in(const SafetensorsReader& file
   return order;
 }
 
-/// Makes `numbers` the mean of themselves and those of the other tensors of a file.
+/// Replaces `numbers` by the mean of themselves and the numbers of the file's other tensors.
 template <class T, Device D>
 void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std::span<std::byte> numbers) {
   const auto view = [](std::span<std::byte> bytes) {
@@ -160,9 +160,9 @@ void take_mean(const SafetensorsReader& file, const TensorPlace<D>& tensor, std:
     mean[i] = static_cast<T>(sums[i] / static_cast<double>(tensor.mean_with.size() + 1));
 }
 
-/// Checks that the file has these tensors, and no others but those that `expected(name)` allows, then reads them all.
-/// Throws FileError with every missing, unexpected and mismatched name, and what `judge(wanted, bytes)` throws of a
-/// tensor's numbers, before anything is changed.
+/// Checks that the file has exactly these tensors, and others only if `expected(name)` allows them; then reads them
+/// all. Throws FileError with every missing, unexpected and mismatched name, and the exceptions of `judge(wanted,
+/// bytes)` about a tensor's numbers, before anything is changed.
 template <Device D, class Expected, class Judge>
 void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& wanted, const Expected& expected,
               const Judge& judge) {
@@ -197,26 +197,27 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; else rank 0 alone, but for a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. One process calls it, under ParameterServer the server, whose workers
-/// return at once; with a ShardedOptimizer, under LocalSgd, or under a communication hook that remembers something, all
-/// do, and rank 0 writes; where ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline,
-/// Mesh) all do, and each writes its parts into the one file. The file is the same for the plain, the fused and the
-/// sharded form of an optimizer. `more`: what else goes on from step to step, as GradScaler, ParameterAverage and
-/// ReduceOnPlateau do; at most one of each.
-/// Gradients are not in it: a checkpoint belongs between two steps. The seed is, and the number of `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
+/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
+/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
+/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
+/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
+/// ParameterAverage and ReduceOnPlateau; at most one of each.
+/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
+/// `canonical_shares`.
 ///
-/// What is each rank's own under a hook, such as errors to be fed back, and under LocalSgd and PostLocalSgd models,
-/// optimizers and `more`, is in the file for each rank; rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, rank 0's are in it, and under
-/// ParameterServer the server's. Where the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
+/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
+/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
+/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
+/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
 /// which `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError where all ranks should call it and don't.
+/// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -258,21 +259,20 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
   }
 }
 
-/// Restores what `save_checkpoint` wrote; every process calls it, with the same `more`. Training then goes on bit for
-/// bit as it would have without the break. Where the number of ranks is another one, each takes the mean over the ranks
-/// of the file of what was each one's own, so that no error that was to be fed back is lost; of models and optimizers
-/// that differed so does each rank of a policy under which they never do. A communication hook takes what it knows of
-/// another one's memory, and starts anew where the file has none; without a hook it is left out. The learning rate is
-/// the file's, until a schedule sets it, which starts from the one that was set before. Throws FileError, and changes
-/// nothing, where the file is damaged, is no checkpoint, doesn't fit, or isn't the same on all ranks; UsageError, too,
-/// where the net has another seed than the run had, or other `canonical_shares`; and CommError where all ranks should
-/// call it and don't.
+/// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
+/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
+/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
+/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
+/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
+/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
+/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
+/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
 ///
-/// With as many `canonical_shares` as the run had, its bits don't depend on the policy and the number of devices, nor
-/// does the order matter in which parameters lie in memory. A net with another number of shares, or with none where the
-/// run had some, and the other way round, would end with the bits of neither run: it is refused. A file that doesn't
-/// say a number, as all of earlier versions, is one of a run without shares. `io::load` asks for no number: weights
-/// alone, where a new run begins with them, go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
+/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
+/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
+/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
+/// go from any net to any other.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {

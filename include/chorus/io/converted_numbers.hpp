@@ -1,5 +1,5 @@
 #pragma once
-/// Numbers of a file in the type that a model has them in, as PyTorch's `copy_` converts them.
+/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
@@ -16,7 +16,7 @@
 
 namespace chorus::io::detail {
 
-/// The tensors' type of that name, if they have it.
+/// The tensor type of that name, if there is one.
 constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
   for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i)
     if (file_dtype(static_cast<DType>(i)) == type) return static_cast<DType>(i);
@@ -25,14 +25,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point ones from floating-point ones, integers
-/// and bools from integers and bools.
+/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
+/// integers and bools from integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with that of the types T that has the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -49,8 +49,8 @@ void with_integer(DType type, const Visit& visit) {
 }
 
 /// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both are convertible. Throws FileError, whose message begins with `who`, where a number is beyond what `to`
-/// holds.
+/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
+/// range of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -79,7 +79,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so beyond all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });

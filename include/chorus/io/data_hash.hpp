@@ -1,6 +1,6 @@
 #pragma once
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB, and what is noted is the
-/// SHA-256 of the SHA-256 of all of them: so several ranks can share the work, and their number does not matter.
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace chorus::io {
 
-/// The key of the metadata under which it stands, as 64 hexadecimal digits. Whoever writes a file with this key gets
-/// the value that is right; whoever reads one compares it, where the build has OpenSSL.
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
 inline constexpr std::string_view data_hash_key = "training/data_sha256";
 
 namespace detail {
@@ -37,7 +37,7 @@ std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& r
   return hashes;
 }
 
-/// The checksum, of what `piece_hashes` gave to each rank.
+/// The checksum from the results of `piece_hashes` on each rank.
 inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   std::string all;
   for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
@@ -48,7 +48,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that come in any parts, one after the other.
+/// The checksum of data that arrive in any parts, one after the other.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -76,13 +76,13 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, where a checksum is another one than the file's.
+/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
 }
 
-/// The same of a whole file.
+/// The same for a whole file.
 template <class Reader>
 void check_data_hash(const Reader& file) {
   const auto noted = file.metadata().find(std::string(data_hash_key));

@@ -1,5 +1,5 @@
 #pragma once
-/// What <chorus/chorus.hpp> declares, but whose header it leaves out: a program that forgets it is told which it is.
+/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
 
 #include <string>
 

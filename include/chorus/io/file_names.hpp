@@ -1,5 +1,5 @@
 #pragma once
-/// What the tensors of a file are called in a model, and which of them fill which of the model's.
+/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -21,7 +21,8 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of a file into the model's: by the user's function, then without what PyTorch's wrappers put in.
+/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
+/// wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -29,7 +30,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // DataParallel's and DistributedDataParallel's word may be a model's own, too: it has to stand before all names.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
+    // it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -37,7 +39,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" where it is to be left out.
+  /// The model's name for it; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -51,7 +53,8 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model calls a member so: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed do.
+    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
       for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
@@ -67,15 +70,15 @@ class FileNames {
   int wrappers_ = 0;
 };
 
-/// The tensors of a file by the names that the model has for them.
+/// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError where two tensors get one name.
+  /// Throws FileError if two tensors get one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
       const auto name = model_name(entry.name);
-      if (name.empty() && !entry.name.empty()) continue;  // left out
+      if (name.empty() && !entry.name.empty()) continue;  // skipped
       if (!model.contains(name)) {
         unexpected_.push_back({name, entry.name});
         continue;
@@ -85,7 +88,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the one that is there.
+    // Python's save_model writes tied tensors once, and notes their other names with the written one.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -99,7 +102,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// Those that the model has not.
+  /// The tensors that the model has not.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-/// Tells by its first bytes what a file is that a reader can't read, and how to come from it to one that it can. No
-/// byte of such a file is interpreted beyond that: a pickle could make a program run code.
+/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
+/// of such a file is interpreted: a pickle could make a program run code.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -11,10 +11,10 @@
 
 namespace chorus::io::detail {
 
-/// So many first bytes are enough.
+/// This number of first bytes is enough.
 inline constexpr std::size_t foreign_bytes = 4096;
 
-/// "it is ...: ...", or "" where nothing is known of such a file. `begin`: its first bytes, up to `foreign_bytes`.
+/// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
 [[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
@@ -104,7 +104,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message of a reader of NumPy's files about one that it refuses.
+/// The end of a message about a refused file, for readers of NumPy's files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
   // The size of the header in 8 bytes, few of them used, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})

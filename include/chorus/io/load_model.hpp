@@ -23,16 +23,16 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all names that it has there, and what it takes.
+/// A tensor of a model: all its names there, and the numbers that it needs.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// Which tensors of a file fill a model, and what doesn't fit.
+/// The file's tensors that fill a model, and the ones that don't fit.
 struct LoadPlan {
-  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination, to which all of them are to be equal
+  std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
@@ -41,7 +41,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
 
-/// What a user may have meant where names or shapes don't fit.
+/// Advice if names or shapes don't fit.
 [[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
                                            const FileTensors& tensors) {
   std::string hints;
@@ -53,7 +53,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
     hints += cat("; {.rename = io::", what, "} makes ", fitting, fitting == 1 ? " name fit" : " names fit");
   };
   for (const auto& [name, in_file] : tensors.unexpected()) {
-    // "model.fc.weight" for "fc.weight", or the other way round?
+    // Whether one is "model.fc.weight" and the other "fc.weight".
     if (const auto dot = name.find('.'); dot != name.npos)
       for (auto end = dot + 1; end != 0 && end < name.size(); end = name.find('.', end) + 1)
         if (missing.contains(name.substr(end))) {
@@ -107,7 +107,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches: as there, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -130,8 +130,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The numbers of the file for a destination. Throws FileError where one can't be had in its type, and where tensors of
-/// the file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
+/// file that are one in the model have different numbers.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -160,7 +160,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, whole also where this rank has a part.
+/// All tensors of a model, in full even if this rank has a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -190,7 +190,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Of a policy whose ranks have parts of the model each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -221,20 +221,20 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// ones of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there: also one
-/// whose batch norm counted no batches (the layer keeps its own count), and with one name for tied tensors, as
-/// safetensors' `save_model` writes it, or all. Names that PyTorch's wrappers have made are those of what was wrapped:
-/// `module.` (DataParallel, DistributedDataParallel) before all names, and anywhere `_orig_mod.` (torch.compile),
+/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
+/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
+/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
+/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
+/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 /// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
 ///
-/// Returns what didn't fit: nothing, unless `options.strict` is false. Throws FileError, and changes nothing, where the
-/// file is damaged or of another format; where its names, shapes or kinds of numbers are not the model's (one message
-/// names all that don't fit), or, without `strict`, no tensor fits at all; where a number is beyond the range of the
-/// model's type; and where tensors that are one in the model have different numbers in the file.
+/// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
+/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
+/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
+/// type; and if tensors that are one in the model have different numbers in the file.
 ///
-/// Copies on other devices, and in 16 bits, follow. Of a policy it takes the net, under every one, and all ranks call
-/// it: each reads the file, and where it has parts of the model it takes these. FileError on all ranks, then, where one
-/// of them fails.
+/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What `load` may be told, and what it answers.
+/// The options of `load`, and its report.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/io/tensor_entry.hpp>
@@ -12,37 +12,37 @@
 
 namespace chorus::io {
 
-/// Turns a name in the file into the model's; an empty answer leaves the tensor out.
+/// Turns a name in the file into the model's; an empty result skips the tensor.
 using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have all of the model's tensors, of the same shapes, and no others. Without, `load` fills
-  /// what fits, leaves the rest of the model as it is, and says in its report what didn't fit.
+  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
-  /// Is asked for each tensor of the file, before names of PyTorch's wrappers are looked for. See without_prefix,
+  /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
   /// with_prefix and only_prefix.
   Rename rename = {};
 };
 
-/// How the file and the model differed. In a text: `cat(report)`.
+/// The differences of file and model. As text: `cat(report)`.
 struct LoadReport {
   struct Mismatch {
-    std::string name;  ///< the model's
+    std::string name;  ///< the model's name
     DType expected{};
     std::vector<Index> expected_shape;
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that the file has not: they stay as they are
-  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that the model has not
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
   std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
-/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])", of what there is.
+/// "missing: a, b; unexpected: c; mismatched: d (expected F32 [2], got F32 [3])"; only the parts that exist.
 inline void append(std::string& out, const LoadReport& report) {
   std::string_view before_list;
   const auto list = [&](std::string_view what, const auto& items, const auto& text_of) {
@@ -60,23 +60,23 @@ inline void append(std::string& out, const LoadReport& report) {
   });
 }
 
-/// For LoadOptions: takes `prefix` from the names that begin with it. `without_prefix("model.")` makes `fc1.weight` of
-/// `model.fc1.weight`.
+/// For LoadOptions: removes `prefix` from the names that begin with it. `without_prefix("model.")` turns
+/// `model.fc1.weight` into `fc1.weight`.
 inline Rename without_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
   };
 }
 
-/// For LoadOptions: the same, and leaves out all tensors whose names don't begin so: to fill a part of a model from a
-/// file of the whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
+/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names: a file of a part fills the part of a whole.
+/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Models as safetensors files: every parameter and buffer under its path, as PyTorch names it (`conv1.weight`). The
+/// Models as safetensors files: every parameter and buffer under its path, with PyTorch's name (`conv1.weight`). The
 /// same file loads under any policy and on any number of devices.
 
 #include <chorus/core/config.hpp>
@@ -13,9 +13,9 @@
 namespace chorus::io {
 
 namespace detail {
-/// All names that each parameter and buffer has in a model, by the first of them.
+/// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes which names stand for tensors that are in the file by another name, as safetensors' `save_model` does.
+/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
 void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
@@ -23,17 +23,17 @@ template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
-/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file as it was. Tied ones are
-/// written once; the metadata note their other names, as safetensors' `save_model` does. Throws FileError.
+/// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
+/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The model of a policy, likewise: one call, of all ranks, whatever the policy. Rank 0 writes; where each rank has
-/// parts of the parameters, all write theirs into the one file. What one rank throws others throw, too, or find out in
-/// their next collective call.
+/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
+/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
+/// they find out in their next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;

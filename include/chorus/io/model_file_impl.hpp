@@ -1,5 +1,5 @@
 #pragma once
-/// How a model's numbers get into a file.
+/// How a model's numbers are written to a file.
 
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
@@ -13,7 +13,7 @@
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, brought to the host.
+/// Tensors on their way to a file, copied to the host.
 class Outgoing {
  public:
   template <Device D>

@@ -25,7 +25,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// What NumPy calls a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -143,7 +143,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError where they break the format.
+/// The array in the bytes of a .npy file. Throws FileError if they break the format.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -174,7 +174,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError where it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -192,7 +192,7 @@ Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   return array.fortran_order ? contiguous(out.permute(backwards)) : out;
 }
 
-/// All that stands before an array's numbers.
+/// All bytes before an array's numbers.
 inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
   check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
   std::string text =
@@ -219,8 +219,8 @@ inline std::vector<std::byte> read_whole(const std::string& path) {
 
 }  // namespace detail
 
-/// Reads an array that `numpy.save` wrote, in either memory order. Throws FileError where the file is damaged, holds
-/// what tensors cannot (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+/// Reads an array of `numpy.save`, in either memory order. Throws FileError if the file is damaged, holds values that
+/// tensors cannot hold (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   const auto bytes = detail::read_whole(path);

@@ -64,7 +64,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, which stands at its end. Throws FileError.
+/// The archive's own list of its files, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -78,7 +78,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, where needed, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -92,7 +92,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit stand in a field of their own, in this order.
+    // Sizes that don't fit have a field of their own, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -125,7 +125,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one.
+    // Deflate makes at most 1032 bytes of one byte.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -156,10 +156,10 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
 
 }  // namespace detail
 
-/// An open .npz file. Nothing is unpacked until it is asked for.
+/// An open .npz file. Arrays are unpacked on demand.
 class NpzReader {
  public:
-  /// Throws FileError where the file can't be read or is no archive.
+  /// Throws FileError if the file can't be read or is no archive.
   explicit NpzReader(const std::string& path)
       : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
   NpzReader(const NpzReader&) = delete;
@@ -173,7 +173,7 @@ class NpzReader {
     return out;
   }
 
-  /// The array of that name. Throws FileError where there is none, and as load_npy does.
+  /// The array of that name. Throws FileError if it is missing, and as load_npy does.
   template <Scalar T, int Rank>
   Tensor<T, Rank, Cpu> read(const std::string& name) const {
     const auto found = entries_.find(name + ".npy");
@@ -190,10 +190,10 @@ class NpzReader {
   std::map<std::string, detail::ZipEntry> entries_;
 };
 
-/// Collects arrays, then writes them as `numpy.savez` does, uncompressed.
+/// Collects arrays, then writes them like `numpy.savez`, uncompressed.
 class NpzWriter {
  public:
-  /// Throws UsageError for a name that is empty or comes twice, for bf16, and where the file would exceed 4 GiB.
+  /// Throws UsageError for a name that is empty or repeats, for bf16, and if the file would exceed 4 GiB.
   template <Scalar T, int Rank, Device D>
   void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
     check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
@@ -231,7 +231,8 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // What the directory and the array's own header share: version, flags (names in UTF-8), stored, 1980-01-01, sizes.
+  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
            number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +

@@ -1,5 +1,5 @@
 #pragma once
-/// What each rank has of its own in a checkpoint: rank 0's tensors have plain names, those of the others a prefix.
+/// Each rank's own state in a checkpoint: rank 0's tensors have plain names, those of the other ranks a prefix.
 
 #include <algorithm>
 #include <array>
@@ -28,19 +28,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file is a communication hook's or another rank's than 0.
+/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// What `name` is called of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none where it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -49,7 +49,7 @@ auto numbers_of(const X& x) {
     return std::array<double, 0>{};
 }
 
-/// Where that lies which `x` keeps: its tensors, or `numbers`, which are taken from it and given back to it.
+/// The places of the state of `x`: its tensors, or `numbers`, which are copied from it and back.
 template <Device D, class X, std::size_t N>
 std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   std::vector<TensorPlace<D>> places;
@@ -82,7 +82,7 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   requires chorus::detail::AccessTo<Net>::hook_remembers;
 };
 
-/// A number that files with different contents hardly share.
+/// A number that differs for files with different contents, almost surely.
 [[gnu::cold]] inline std::size_t fingerprint(const SafetensorsReader& file) {
   std::size_t all = 0;
   const auto add = [&](std::string_view text) { all = all * 31 + std::hash<std::string_view>()(text); };
@@ -96,12 +96,12 @@ constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || req
   return all;
 }
 
-/// What a rank says of its file before it loads it.
+/// A rank's report about its file before it loads it.
 struct Opened {
   std::int64_t found = 0, step = 0, fingerprint = 0, seed = 0;  // the seed is the net's
 };
 
-/// Throws FileError where a rank, but not each, has no file, or one with other contents than rank 0.
+/// Throws FileError if some ranks, but not all, have no file, or if a rank's file has other contents than rank 0's.
 [[gnu::cold]] inline void check_same_file(const std::string& path, const std::vector<Opened>& ranks,
                                           const std::string& why_not) {
   std::string without;
@@ -117,7 +117,7 @@ struct Opened {
                      ranks[0].step, ": all ranks have to read the same");
 }
 
-/// A number in the file's metadata, from 0 to `most`. Throws FileError where there is none.
+/// A number in the file's metadata, from 0 to `most`. Throws FileError if there is none.
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
@@ -143,7 +143,7 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError where the net adds up over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another way than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // that of a run without any has not
@@ -154,7 +154,8 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
                     "alone, for a new run");
 }
 
-/// Compares the file's checksum; ranks share the work, and all throw FileError where one can't read, or it differs.
+/// Compares the file's checksum; ranks share the work. All throw FileError if one can't read, or if the checksum
+/// differs.
 template <class Net>
 void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   const auto noted = file.metadata().find(std::string(data_hash_key));
@@ -175,8 +176,8 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file, of which `step_in(file)` gives the step. Throws FileError on all ranks where one of them can't, or
-/// they have files with different contents, and UsageError where a rank's net has another seed, or another number of
+/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
+/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
 /// canonical shares, than the file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
@@ -216,7 +217,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// What keeps numbers beside the model and the optimizer: a net's hook, or, where it has none, the net.
+/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -230,7 +231,7 @@ template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: where other ranks are in another one, that is found out here.
+  // No other call has this form: if other ranks are in another call, it is found out here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -258,8 +259,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds what a hook or the net itself remembers, of all ranks, and `places` of all other ranks where they differ.
-/// Returns whether this is the rank that writes. All ranks call it.
+/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
   const auto device = net.flat_parameters().entries().front().parameter().where();
@@ -285,8 +286,8 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
   return net.communicator().rank() == 0;
 }
 
-/// Where ranks had tensors of their own: takes the one of this rank, if there are as many ranks as there were and
-/// `each_its_own`, else the mean of all.
+/// If ranks had their own tensors: takes this rank's, if the number of ranks is the same and `each_its_own`, otherwise
+/// the mean of all.
 template <Device D, class Net>
 void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [[maybe_unused]] Net& net,
                         [[maybe_unused]] bool each_its_own) {
@@ -302,18 +303,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// What a hook or the net itself remembers, on its way from a file; nothing where none does.
+/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds to `wanted` what the file has of it.
+  /// Adds the file's tensors of it to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // Of a parameter that is frozen now the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -337,7 +338,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// After the order of parameters.
+  /// In the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);

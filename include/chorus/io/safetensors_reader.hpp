@@ -1,7 +1,7 @@
 #pragma once
-/// Reads safetensors files. A file is checked whole before a tensor is read; it can't make the program run code,
-/// allocate more than its own size in data, or read outside itself. Values are not checked: NaN and infinity are left
-/// as they are.
+/// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
+/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
+/// are kept.
 
 #include <algorithm>
 #include <array>
@@ -25,18 +25,18 @@ namespace chorus::io {
 static_assert(std::endian::native == std::endian::little,
               "safetensors files are little-endian, and so must this machine be");
 
-/// An open safetensors file: the list of its tensors, and their bytes on demand. It may be read from several threads. A
-/// file that is replaced by `write_safetensors` while it is open stays readable as it was.
+/// An open safetensors file: the list of its tensors, and their bytes on demand. Several threads may read it. If
+/// `write_safetensors` replaces an open file, the old content stays readable.
 class SafetensorsReader {
  public:
-  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, where it is not there, can't be
-  /// read, breaks a rule of the format, or is above a limit.
+  /// Opens and checks the file. Throws FileError, with the path and the tensor's name, if it is missing, can't be read,
+  /// breaks a rule of the format, or is above a limit.
   explicit SafetensorsReader(const std::string& path, const ReaderLimits& limits = {})
       : path_(path), loading_(cat("loading ", printable(path, 4096))), file_(path, loading_), size_(file_.size()) {
     read_header(limits);
   }
 
-  /// Reads a file that lies in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -58,7 +58,7 @@ class SafetensorsReader {
     return at != by_name_.end() && (*at)->name == name ? *at : nullptr;
   }
 
-  /// The tensor of that name; throws FileError where there is none.
+  /// The tensor of that name; throws FileError if there is none.
   const TensorEntry& at(std::string_view name) const {
     const TensorEntry* entry = find(name);
     check<FileError>(entry != nullptr, loading_, ": no tensor ", Quoted{name}, " among the ", entries().size(),
@@ -66,14 +66,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError where it has not, or `entry` is
-  /// not of this file, and FileError where the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
+  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies as many bytes as `to` has from byte `begin` of a tensor on. Throws UsageError where it has not so many.
+  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -82,8 +82,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// Of the data of all tensors, which lie one after the other: how many bytes, and those from `begin` on. Throws
-  /// UsageError beyond them, and FileError as the others.
+  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
+  /// Throws UsageError beyond them, and FileError like the others.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -120,7 +120,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// What the file is instead of a safetensors file, if that is known.
+  /// The file's real format if it is no safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -147,8 +147,8 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError where bytes that are to become bools are neither 0 nor 1: a program that takes others for a bool
-/// may do anything.
+/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
+/// has undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",

@@ -1,6 +1,6 @@
 #pragma once
-/// Writes safetensors files: the same bytes as the reference writer's for the same tensors, replaced whole or not at
-/// all. The format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
+/// format: https://github.com/huggingface/safetensors#format
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
@@ -27,16 +27,16 @@ struct TensorView {
 
 namespace detail {
 
-/// Checks what is to be written, sorts it as it will lie in the file, and returns all that stands before the data.
-/// Throws UsageError where a reader would refuse the file.
+/// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
+/// reader would refuse the file.
 std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
 
-/// Writes a file and replaces what was at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, where a name comes twice or can't be a name, or data don't have the size of their
-/// shape and dtype. What `metadata` say of the data's checksum, see data_hash_key, is put right.
+/// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
+/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io

@@ -1,5 +1,5 @@
 #pragma once
-/// How a file is laid out as the reference writer does.
+/// The layout of a file, as the reference writer makes it.
 
 #include <algorithm>
 #include <array>

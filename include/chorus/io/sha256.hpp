@@ -1,5 +1,5 @@
 #pragma once
-/// SHA-256 through OpenSSL, where the build has it.
+/// SHA-256 through OpenSSL, if the build has it.
 
 #include <cstddef>
 #include <memory>
@@ -18,7 +18,7 @@ namespace chorus::io {
 
 #if CHORUS_USE_OPENSSL
 
-/// A hash over bytes that come in pieces.
+/// A hash over bytes that arrive in pieces.
 class Sha256 {
  public:
   static constexpr bool available = true;
@@ -58,7 +58,7 @@ class Sha256 {
 
 #else
 
-/// Stands in where the build has no OpenSSL: making one throws UsageError.
+/// For builds without OpenSSL: its constructor throws UsageError.
 class Sha256 {
  public:
   static constexpr bool available = false;

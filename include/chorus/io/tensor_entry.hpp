@@ -1,5 +1,6 @@
 #pragma once
-/// What a safetensors file holds: element types, tensors and notes, and the rules that its reader and its writer share.
+/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// writer.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,11 +19,11 @@
 
 namespace chorus::io {
 
-/// The notes that a file carries beside its tensors: text by text.
+/// The notes that a file has beside its tensors: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and those that tensors don't have.
-/// In the order of the format's own list, by which writers sort tensors: later types come first in a file.
+/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
+/// which writers sort tensors: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -60,7 +61,7 @@ inline constexpr FileDTypeFacts file_dtypes[] = {
     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
 }  // namespace detail
 
-/// The name in the file, as `F8_E4M3`.
+/// The name in the file, such as `F8_E4M3`.
 constexpr std::string_view name(FileDType type) { return detail::file_dtypes[static_cast<std::size_t>(type)].name; }
 
 /// Bits of one element; F4 and F6 elements are packed.
@@ -79,8 +80,8 @@ constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::na
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// What a file says of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data that
-/// follows the header. Nothing is said about alignment.
+/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
   FileDType dtype{};
@@ -89,7 +90,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// What a reader accepts. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -102,7 +103,7 @@ inline constexpr std::uint64_t format_header_bytes = 100'000'000;
 
 namespace detail {
 
-/// How a message about one tensor of a file begins.
+/// The beginning of a message about one tensor of a file.
 struct TensorOfFile {
   std::string_view path, tensor;
 };
@@ -110,7 +111,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` where they can't be counted.
+/// Bytes of a tensor. Throws `Kind` if they can't be counted.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -138,7 +139,7 @@ void check_tensor_name(TensorOfFile who, std::size_t limit) {
   check<Kind>(!control, who, "its name has a control character");
 }
 
-/// Throws `Kind` where a name comes twice.
+/// Throws `Kind` if a name repeats.
 template <class Kind>
 void check_names_differ(std::string_view path, std::vector<std::string_view> names) {
   std::sort(names.begin(), names.end());

@@ -1,5 +1,5 @@
 #pragma once
-/// Single tensors in safetensors files, of any dtype that a Tensor can have: bf16 and half lie there in 2 bytes.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
 
 #include <algorithm>
 #include <chorus/io/safetensors_reader.hpp>
@@ -11,8 +11,8 @@
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError
-/// where it is not contiguous.
+/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
+/// it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
@@ -21,8 +21,8 @@ TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
           std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
 }
 
-/// The tensor of that name. Throws FileError where there is none, or it has another dtype or number of axes,
-/// or a BOOL is neither 0 nor 1.
+/// The tensor of that name. Throws FileError if it is missing, if it has another dtype or number of axes, or if a BOOL
+/// is neither 0 nor 1.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
   const TensorEntry& entry = file.at(name);

@@ -1,5 +1,5 @@
 #pragma once
-/// Where a model's numbers lie, for what goes into a file and what comes from one.
+/// The places of a model's numbers, for writing to a file and reading from one.
 
 #include <algorithm>
 #include <chorus/core/tensor_group.hpp>
@@ -14,36 +14,36 @@
 
 namespace chorus::io::detail {
 
-/// What begins with this prefix in a checkpoint is not the model's.
+/// In a checkpoint, names with this prefix are not the model's.
 inline constexpr std::string_view training_prefix = "training/";
 
-/// Where a tensor of a file lies in this program: in device memory, or, without a device, on the host. `mean_with`:
-/// names of others in the file, with which floating-point numbers take the mean. Ranks may share it out: with `part`
-/// this rank has some entries of an axis, and with `part_count` so many elements of these, or of all, from `part_begin`
-/// on.
+/// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
+/// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
+/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   std::optional<D> device;
   void* data;
   std::vector<std::string> mean_with = {};
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of ranks that have the same, one writes
+  bool writes = true;  ///< of the ranks that have the same, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
-  /// How many are here.
+  /// The number of elements in this process.
   std::size_t count() const {
     if (part_count) return *part_count;
     return static_cast<std::size_t>(part != nullptr ? part->layout().numbers(part->mine()) : numel(shape));
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers that are here: where it
-  /// begins in the file's tensor, and where among those that are here.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
+  /// beginning in the file's tensor, and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -63,14 +63,14 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, numbers, Cpu{}, data, bytes());
   }
-  /// `numbers`: those that are here.
+  /// `numbers`: this process's.
   void fill(const void* numbers) const {
     if (device)
       copy_bytes(*device, data, Cpu{}, numbers, bytes());
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// Of the whole tensor's numbers those that are here.
+  /// This process's numbers, from those of the whole tensor.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -80,7 +80,7 @@ struct TensorPlace {
   }
 };
 
-/// All places of a model.
+/// The places of all tensors of a model.
 template <Device D>
 std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
@@ -103,8 +103,8 @@ concept IsNet = requires(Net& net) {
   net.module();
 };
 
-/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy says, by
-/// `writes_part(sharded, layers)`, whether this rank writes what it has of a tensor that is cut so, or not at all.
+/// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -115,7 +115,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// What this rank has of the model of such a policy: its parts of parameters, and the buffers.
+/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -146,14 +146,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError where a tensor is one rank's part.
+/// Throws UsageError if a tensor is one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Says that a model's numbers have changed: to replicas, and to copies in 16 bits.
+/// Tells replicas and 16-bit copies that a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();

@@ -1,5 +1,5 @@
 #pragma once
-/// A safetensors file that several ranks write together: each the parts of tensors that it has.
+/// A safetensors file that several ranks write together: each writes its parts of tensors.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/config.hpp>
@@ -11,11 +11,11 @@
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with what it has of the model, of which it writes what its places say. All write into one
-/// temporary file, which rank 0 then puts in place: as AtomicFile does, whole or not at all. Where a rank does not see
-/// that file, for there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`:
-/// even where there is one. Rank 0's metadata count. Where a rank fails, all throw FileError with its reason, once
-/// nothing is left of the file.
+/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
+/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
+/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
+/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
+/// removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);

@@ -15,27 +15,27 @@ namespace chorus::kernels {
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// What scores are multiplied by.
+  /// The factor of scores.
   double scale;
   /// Query i sees keys 0 to i only.
   bool causal = false;
   /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: there is one for all.
+  /// Distance of the matrices in an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// Where an array of matrices lies, in elements from one sample, head and row to the next; features are neighbours.
+/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; gradients lie as what they are the gradients by.
+/// Of q, k, v and y; each gradient has the layout of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
@@ -51,31 +51,31 @@ struct AttentionPitches {
   }
 };
 
-/// Which gradients are added to what is there; the others overwrite it.
+/// The gradients that are added to old values; the others overwrite them.
 struct AttentionAdds {
   bool q, k, v;
 };
 
 /// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
 /// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 on the way back
-/// too.
+/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to what is there. Any may be null.
+/// The gradients by q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// Bytes of all scores beyond which attention on GPUs goes by blocks: slower than products of whole matrices on tensor
-/// cores, but without the scores in memory. Another number may be put in its place at any time.
+/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
+/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
+/// at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether so many scores of type T are to go by blocks.
+/// Whether that number of scores of type T goes by blocks.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();

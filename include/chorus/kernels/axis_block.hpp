@@ -1,18 +1,18 @@
 #pragma once
-/// A range of an axis, taken out or put in: what slice and concat move. The whole is seen as [outer, axis, inner], the
-/// block as [outer, count, inner], both dense.
+/// A range of an axis, taken out or put in: the data movement of slice and concat. The whole has the shape [outer,
+/// axis, inner], the block [outer, count, inner], both dense.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
 
 namespace chorus::kernels {
 
-/// block = whole[:, start : start + count, :], or is added to (floating-point types only).
+/// block = whole[:, start : start + count, :], or += (floating-point types only).
 template <class T>
 void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* from, T* block,
                 bool accumulate = false);
 
-/// whole[:, start : start + count, :] = block, or is added to.
+/// whole[:, start : start + count, :] = block, or +=.
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 

@@ -1,20 +1,20 @@
 #pragma once
-/// How kernels see a dense tensor of any rank: the axis they work along, what lies outside of it and what inside.
+/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
 
 #include <chorus/core/dtype.hpp>
 
 namespace chorus::kernels {
 
-/// A row-major tensor seen as [outer, axis, inner]. Any of them may be 0.
+/// A row-major tensor as [outer, axis, inner]. Any of them may be 0.
 struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result that has the axis reduced away: [outer, inner].
+  /// Elements of a result without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor seen as [batch, channels, inner], for what normalises channels.
+/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 

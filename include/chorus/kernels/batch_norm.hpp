@@ -1,7 +1,7 @@
 #pragma once
 /// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
-/// channels, inner] and everything else [channels]. Statistics and normalisation are functions of their own: between
-/// them SyncBatchNorm adds up the sums of all ranks. Sums are doubles: first of all channels, then of all channels.
+/// channels, inner] and everything else [channels]. Statistics and normalisation are separate functions: between them
+/// SyncBatchNorm sums over all ranks. Sums are doubles: the first sum of all channels, then the second of all channels.
 
 #include <array>
 
@@ -11,12 +11,12 @@
 namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
-/// that is large against the deviation costs no digits.
+/// much larger than the deviation costs no digits.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
 
-/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel, and the running statistics moved
-/// towards them (the variance unbiased); those may be null. Leaves them alone where count is 0.
+/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel; moves the running statistics
+/// towards them (the variance unbiased), which may be null. Does nothing if count is 0.
 template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
@@ -27,8 +27,8 @@ template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError where a channel
-/// has one element alone: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError if a channel has
+/// only one element: it has no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
@@ -49,22 +49,21 @@ template <class T>
 void batch_norm_backward_affine(Cpu, Index channels, const double* sums, const T* invstd, T* dweight, T* dbias,
                                 bool accumulate_weight, bool accumulate_bias);
 
-/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), the sums being
-/// over `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd *
-/// dy.
+/// dx = weight * invstd * (dy - sum(dy) / count - (x - mean) * invstd^2 * sum(dy * (x - mean)) / count), with sums over
+/// `count` elements per channel. With null sums the statistics were constants (evaluation): dx = weight * invstd * dy.
 template <class T>
 void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* mean,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
-/// The whole backward pass of training. Outputs that are null are not computed; `accumulate` is for dx, dweight, dbias.
-/// With `y`, which a ReLU made, dy is the gradient by that: it counts as 0 where y is, and is left so in `masked`. That
-/// may only be null where there was no residual. dx and `masked` may lie where dy does, one of them.
+/// The whole backward pass of training. Null outputs are not computed; `accumulate` is for dx, dweight, dbias. With
+/// `y`, the result of a ReLU, dy is the gradient by that: it counts as 0 where y is 0, and is stored so in `masked`.
+/// `masked` may be null only if there was no residual. Either dx or `masked` may be at dy's place.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
                                std::array<bool, 3> accumulate, const T* y = nullptr, T* masked = nullptr);
 
-/// The backward pass of evaluation, where the statistics are constants.
+/// The backward pass of evaluation, with constant statistics.
 template <class T>
 void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight,
                               const T* running_mean, const T* running_var, double eps, T* dx, T* dweight, T* dbias,

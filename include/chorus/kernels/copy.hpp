@@ -13,10 +13,10 @@ namespace chorus::kernels {
 template <Scalar T>
 void fill(Cpu, Index count, T* x, T value);
 
-/// ++*x, wherever it lies.
+/// ++*x, on any device.
 inline void increment(Cpu, std::int64_t* x) { ++*x; }
 
-/// y = x in another scalar type, converted as `static_cast` does. The arrays don't overlap.
+/// y = x in another scalar type, converted like `static_cast`. The arrays don't overlap.
 template <Scalar From, Scalar To>
 void convert(Cpu, Index count, const From* x, To* y);
 
@@ -32,8 +32,8 @@ void scale(Cpu, Index count, T a, T* x);
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
 
-/// The opposite of `copy_strided`: dense `src` in row-major order of `shape` goes to the view (dst, dst_strides), and
-/// is added to what is there if `accumulate` (floating-point types only). Elements that the view leaves out stay.
+/// The opposite of `copy_strided`: writes dense `src` in row-major order of `shape` to the view (dst, dst_strides), or
+/// adds it with `accumulate` (floating-point types only). Elements outside of the view stay unchanged.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);

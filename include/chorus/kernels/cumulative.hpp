@@ -15,7 +15,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: right where x has
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
 /// zeros.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);

@@ -9,12 +9,12 @@
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) where the element is kept, else 0; kept with probability 1 - p, as RandomKey says. x, y: [samples,
-/// inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+/// y = x / (1 - p) for kept elements, else 0; an element is kept with probability 1 - p, by the RandomKey. x, y:
+/// [samples, inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
-/// dx = dy / (1 - p) where the element was kept, else 0.
+/// dx = dy / (1 - p) for kept elements, else 0.
 template <class T>
 void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, double p, const RandomKey& key,
                       bool accumulate);

@@ -1,6 +1,6 @@
 #pragma once
-/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's place in the global
-/// batch, the same on every device and for every way to split the batch.
+/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
+/// place in the global batch. It is the same on every device and for every division of the batch.
 
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 namespace chorus::kernels {
 
 /// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. By the constant these words differ from those that initialisation draws from the same seed.
+/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept where the upper 24 bits of its word, the number that `unit_float` gives, reach this: where
-/// unit_float(word) >= p.
+/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
+/// p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -24,7 +24,7 @@ CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
 }
 CHORUS_HD constexpr bool dropout_keeps(std::uint32_t word, std::uint32_t threshold) { return word >> 8 >= threshold; }
 
-/// What kept elements are multiplied by.
+/// The factor of kept elements.
 CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 }  // namespace chorus::kernels

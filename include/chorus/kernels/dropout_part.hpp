@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout of some columns of a value, by the numbers that the whole one draws.
+/// Dropout of some columns of a value, with the random numbers of the whole.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>

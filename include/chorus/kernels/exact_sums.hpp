@@ -3,8 +3,8 @@
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add nothing but their operands, so that sums of whole
-/// numbers are exact as long as they stay below 2^24: Winograd's ways don't.
+/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
+/// exact as long as they stay below 2^24. Winograd's methods don't.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels

@@ -7,8 +7,8 @@
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: that by each of two inputs depends on the other one alone.
-// Backward does not mind what has become of numbers that it does not need.
+// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
+// alone. Backward ignores changes of numbers that it does not need.
 
 using namespace math;  // for plain numbers, which no argument-dependent lookup finds
 
@@ -59,7 +59,7 @@ struct Div {
   }
 };
 
-/// The larger one; a tie gives half of the gradient to each.
+/// The larger one; for equal ones each gets half of the gradient.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -137,7 +137,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function that all number types have.
+// Functors that are one call of a function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \

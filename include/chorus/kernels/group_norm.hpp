@@ -17,8 +17,8 @@ template <class T>
 void group_norm_forward(Cpu, const GroupShape& shape, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics);
 
-/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of
-/// dy. Each may be null. Overwrites, or adds where `accumulate` (of dx, dweight, dbias) says so.
+/// dx as in layer_norm_backward, dweight = sum over batch and inner of dy * (x - mean) * invstd, dbias = sum of dy.
+/// Each may be null. Overwrites, or adds if `accumulate` (of dx, dweight, dbias) is true.
 template <class T>
 void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);

@@ -1,7 +1,7 @@
 #pragma once
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather), and the way
-/// back, which adds up what was picked several times, in the order of the indices; putting by an index for each element
-/// (scatter). x: [outer, axis, inner]; y: [outer, count, inner].
+/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather); the way back,
+/// which sums repeated picks in the order of the indices; and putting by an index for each element (scatter). x:
+/// [outer, axis, inner]; y: [outer, count, inner].
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -28,8 +28,8 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-/// y[o, index[o, j, i], i] = source[o, j, i], or with `add` += that. Throws UsageError for an index outside of the axis
-/// and, on the CPU, where elements would take the same place.
+/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index outside of the axis and,
+/// on the CPU, if elements would take the same place.
 template <class T>
 void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
 

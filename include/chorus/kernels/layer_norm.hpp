@@ -13,7 +13,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds where `accumulate` of it is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);

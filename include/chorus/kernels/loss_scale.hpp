@@ -1,5 +1,5 @@
 #pragma once
-/// How a loss scale changes, on the host as on a GPU.
+/// How a loss scale changes, on the host and on a GPU.
 
 #include <chorus/core/config.hpp>
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace chorus::kernels {
 
 struct LossScaleState {
   double scale = 1;
-  std::int64_t good_steps = 0;  ///< in a row without an overflow
+  std::int64_t good_steps = 0;  ///< consecutive steps without an overflow
   std::int64_t skipped = 0;
 };
 
@@ -17,9 +17,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or that was left out. A scale that would grow beyond `max_scale`
-  /// stays as it is, as one of PyTorch's does that would become infinite; one that is below `min_scale` from the start
-  /// does not become smaller.
+  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
+  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
+  /// become smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;

@@ -1,7 +1,6 @@
 #pragma once
-/// Pack: a few neighbouring elements of an array, computed with as one number. The storage is plain, so that nvcc
-/// accepts the type in functors for host and device; every operation works in SIMD registers, and compilers keep values
-/// there.
+/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
+/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_math.hpp>
@@ -9,8 +8,8 @@
 #include <cmath>
 #include <cstddef>
 
-// Functors are for host and device, so nvcc wants everything that they call to be. What belongs to Pack then says that
-// it is, never mentions a register itself, and hands over to host functions, which the pragma permits.
+// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
+// declared so, never mention a register, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -34,7 +33,7 @@ void splat(T value, T* to) {
 }
 }  // namespace packets
 
-/// One SIMD register of `T`; one number where Eigen does not vectorise.
+/// One SIMD register of `T`; one number if Eigen does not vectorise.
 template <class T>
 struct alignas(sizeof(kernels::Packet<T>)) Pack {
   static constexpr Index width = kernels::lanes<T>;
@@ -64,7 +63,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, as comparisons give it: all bits or none.
+/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -83,7 +82,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// What functors call. A plain number may stand on either side.
+// The functions that functors call. A plain number may be on either side.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \

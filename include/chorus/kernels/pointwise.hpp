@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise functors over arrays: one fused pass forward, one back. The backward pass reads the inputs again and
-/// needs nothing else saved.
+/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
+/// and nothing else is saved.
 
 #include <array>
 #include <cstddef>
@@ -16,14 +16,14 @@ namespace chorus::kernels {
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
 
-/// dx_k[i] = (or +=, where `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not wanted. A `dx[k]` may
+/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
 /// be `dy` or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
 
-/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as `Tensor::expand` gives
-/// them); `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+/// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
+/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out);

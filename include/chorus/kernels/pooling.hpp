@@ -25,7 +25,7 @@ struct Pool2dShape {
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
  private:
-  // With `ceil_mode` one that reaches over the end counts, if it begins before the end.
+  // With `ceil_mode` a window beyond the end counts if it begins before the end.
   Index windows(Index size, Index span, Index stride, Index padding) const {
     const Index room = size + 2 * padding - span, whole = room / stride + 1;
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
@@ -37,7 +37,7 @@ struct Pool2dShape {
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax);
 
-/// dx = dy where x was its window's maximum, else 0; summed where windows overlap.
+/// dx = dy at its window's maximum, else 0; summed if windows overlap.
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate);
 

@@ -1,6 +1,6 @@
 #pragma once
 /// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream is a purpose: a parameter's number, an epoch.
+/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
 
 #include <cstdint>
 #include <vector>
@@ -22,7 +22,7 @@ void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, In
                  T deviation);
 
 // Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, whatever device has it. `out`: [rows, inner].
+// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
 
 /// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
 template <class T>
@@ -32,11 +32,11 @@ void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey&
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// Whole numbers from `low` on, of which there are `range`: each as likely as another. The same on every device.
+/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 where it is below p, else 0; NaN where p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is no probability.
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What random numbers are made of Philox's words, on every device. Each makes `count` numbers of four words.
+/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
 
 #include <chorus/core/philox.hpp>
 #include <cmath>
@@ -24,8 +24,7 @@ struct UniformNumbers {
                                     words[static_cast<unsigned>(2 * k + 1)]) >>
                                    11) *
                0x1p-53;
-      // In double the product is exact for floats, so that it doesn't matter whether the compiler fuses it with the
-      // sum.
+      // In double the product is exact for floats, so a compiler may fuse it with the sum or not.
       const C value = static_cast<C>(start + width * unit);
       out[k] = value < last ? value : last;
     }
@@ -54,8 +53,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// Whole numbers from `low` on, of which there are `range`: of 64 random bits, so that none is likelier than another by
-/// more than range / 2^64 of its probability.
+/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;

@@ -1,7 +1,7 @@
 #pragma once
 /// Reductions over one axis, and their gradients. Forward functions read x: [outer, axis, inner] and overwrite y:
-/// [outer, inner], backward functions write dx like x; both add instead where `accumulate` says so. The same input
-/// gives the same bits.
+/// [outer, inner]; backward functions write dx in the shape of x; with `accumulate` both add. The same input gives the
+/// same bits.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -44,8 +44,8 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y);
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN where there are
-/// not more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are no
+/// more elements than that.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 
@@ -53,7 +53,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, added up in float; a sum may be float, too.
+// bf16 and half on the CPU, summed in float; a sum may be float, too.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);

@@ -1,5 +1,5 @@
 #pragma once
-/// Images resampled along both of their axes: what interpolates them, and what takes means of their parts.
+/// Images resampled along both of their axes: interpolation, and means of parts.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -8,8 +8,8 @@
 
 namespace chorus::kernels {
 
-/// How an axis of `in` entries becomes one of `out`: entry i is the sum of weight[k] times entry index[k] of the old
-/// one, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+/// The map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of the
+/// old axis, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
 template <class T>
 struct AxisTaps {
   Index in, out;

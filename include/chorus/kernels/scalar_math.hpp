@@ -1,6 +1,6 @@
 #pragma once
-/// The functions that element-wise functors call, for plain floating-point numbers, on the host and in CUDA kernels.
-/// Pack and Dual bring the same functions; all three stand in one namespace.
+/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
+/// Dual bring the same functions; all three are in one namespace.
 
 #include <chorus/core/config.hpp>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace chorus::math {
 
-/// The floating-point type that a number type is made of: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
+/// The floating-point type of a number type: `float` for float, Pack<float> and Dual<Pack<float>, 2>.
 template <class S>
 struct RealOf {
   using type = S;
@@ -17,11 +17,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// What may stand beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` where `condition` holds, else `b`: what functors use in place of `if`.
+/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 

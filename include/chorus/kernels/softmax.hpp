@@ -1,7 +1,7 @@
 #pragma once
 /// Softmax, its logarithm and logsumexp along one axis. Results overwrite; gradients overwrite or, with `accumulate`,
-/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch a NaN, and a line of -inf
-/// alone, make NaN.
+/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN, and a line of
+/// only -inf, give NaN.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -17,8 +17,7 @@ void logsumexp_forward(Cpu, AxisShape shape, const T* x, T* y);
 template <class T>
 void logsumexp_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of -inf alone gives zeros, for which the
-/// gradient is 0.
+/// y = exp(x) / sum(exp(x)). `y` may be `x`. With `none_is_zero` a line of only -inf gives zeros, with a gradient of 0.
 template <class T>
 void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero = false);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// How a matrix product reads an operand.
+/// The orientation in which a matrix product reads an operand.
 
 #include <chorus/core/config.hpp>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Cross entropy over classes of which this rank has some, in steps between which ranks add up.
+/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
 
 #include <chorus/kernels/cpu/vocabulary.hpp>
 

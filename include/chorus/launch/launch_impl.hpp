@@ -65,30 +65,30 @@ inline std::string own_program() {
 
 /// Of programs that can record runs.
 inline constexpr const char* trace_help =
-    "  --trace FILE       writes what happened in a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
+    "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
-    "                     nothing)\n"
-    "  --trace-steps F:N  N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
-    "  --trace-ring       with each step of each collective (or CHORUS_TRACE_RING=1)\n";
+    "                     no trace)\n"
+    "  --trace-steps F:N  traces N steps from step F on (default: CHORUS_TRACE_STEPS, else 5:3)\n"
+    "  --trace-ring       traces each step of each collective (or CHORUS_TRACE_RING=1)\n";
 
 inline void print_launch_help(const char* program) {
   std::printf(
       "usage: %s [options]\n"
-      "  --devices N        devices that share the work, 1 to %d (default: 2, or 1 on a single core). Under\n"
-      "                     DistributedDataParallel this many processes are started; where torchrun, mpirun or srun\n"
-      "                     has started them, their number counts instead.\n"
-      "  --device LIST      which devices: 0,1 or cpu:0,1 or cuda:0,1, as many as are named. Where each process has\n"
-      "                     one, process r of a machine computes on the r-th of them; the CPU's are virtual\n"
-      "  --seed S           of everything random: initial parameters, order of samples, dropout (default: 0)\n"
-      "  --timeout SECONDS  for every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
-      "  --grace SECONDS    between a signal that ends the job, or a process' failure, and SIGKILL to the others\n"
-      "                     (default: CHORUS_GRACE, else 3): time to save\n"
-      "  --backend NAME     what carries bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
+      "  --devices N        number of devices, 1 to %d (default: 2, or 1 on a single core). A policy with a process\n"
+      "                     per device starts N processes; if torchrun, mpirun or srun has started them, their\n"
+      "                     number counts instead.\n"
+      "  --device LIST      names of the devices: 0,1 or cpu:0,1 or cuda:0,1. If each process has one, process r of a\n"
+      "                     machine computes on the r-th of them; CPU devices are virtual\n"
+      "  --seed S           seed of all random numbers: initial parameters, order of samples, dropout (default: 0)\n"
+      "  --timeout SECONDS  limit of every wait for another process (default: CHORUS_TIMEOUT, else 60)\n"
+      "  --grace SECONDS    time to save: from a signal that ends the job, or from a process' failure, to SIGKILL\n"
+      "                     (default: CHORUS_GRACE, else 3)\n"
+      "  --backend NAME     carrier of bytes between processes: auto, shm, tcp, hierarchical, mpi, gloo, nccl "
       "(default:\n"
       "                     CHORUS_BACKEND, else auto: shared memory on one machine, TCP on several)\n"
-      "  --all-reduce NAME  how the processes add up their gradients: auto, ring, direct, in_place, hierarchical "
+      "  --all-reduce NAME  algorithm that sums gradients: auto, ring, direct, in_place, hierarchical "
       "(default:\n"
-      "                     CHORUS_ALL_REDUCE, else auto: what is fastest for them and the data)\n"
+      "                     CHORUS_ALL_REDUCE, else auto: the fastest for processes and data)\n"
       "%s%s"
       "SIGUSR1 and SIGUSR2 are passed on to the processes; SIGTERM, SIGINT, SIGHUP and SIGQUIT end them, too.\n"
       "Other options are the program's own.\n",

@@ -13,7 +13,7 @@ struct AdagradOptions {
   double lr = 0.01, lr_decay = 0, eps = 1e-10, weight_decay = 0;
 };
 
-/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), t being the number of steps before. Weight decay is
+/// sum += g²; p -= lr / (1 + lr_decay t) g / (sqrt(sum) + eps), where t is the number of earlier steps. Weight decay is
 /// added to the gradient.
 template <Device D>
 class Adagrad final : public Optimizer<D> {

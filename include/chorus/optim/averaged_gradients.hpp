@@ -1,5 +1,5 @@
 #pragma once
-/// Refuses gradients that are one process's own, with which the parameters of several would drift apart.
+/// Refuses gradients that belong to one process alone: with them the parameters of the processes would drift apart.
 
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>

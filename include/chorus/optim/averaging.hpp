@@ -19,9 +19,9 @@
 
 namespace chorus::optim {
 
-/// How an average follows.
+/// How an average follows the parameters.
 struct AverageRule {
-  /// The share of the average that stays in an update; below 0, all updates weigh the same.
+  /// The weight of the old average in an update. Below 0, all updates have the same weight.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -36,11 +36,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// Which averages models hold at the moment, by the number (a parameter or a buffer) that they are in place of. Each
-/// one keeps what it has displaced: the trained numbers, or an average below it.
+/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
+/// displaced numbers: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number lies now.
+  /// Where a displaced number is now.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -52,8 +52,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// The average whose displaced number is there leaves; returns where its own number is: an average above it may have
-  /// displaced it, else it is null, in the model.
+  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
+  /// have displaced that one. Null if it is in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -86,13 +86,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Else the average has those of the last update, as in PyTorch's AveragedModel. Buffers of
-  /// integers are never averaged.
+  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
+  /// Buffers of integers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy of them. On the workers of a
-/// ParameterServer, which fetch a step's parameters with the next forward pass, it follows a step behind the server's.
+/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
+/// a step's parameters in the next forward pass; there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -100,10 +100,10 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics are those of the trained parameters: `update_bn(net, loader)` inside of the scope
-/// makes them anew. An average that was made of the net, `ParameterAverage average{net, optim::equal_weights()}`, has
-/// buffers of its own, which come and go with the averages; a scope that is made with the net, `AveragedScope
-/// use{average, net}`, gives the trained ones' back.
+/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
+/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
+/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
@@ -115,7 +115,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// Of all parameters and buffers of `net`, a policy.
+  /// An average of all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -164,8 +164,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay where they are, for captured steps know the places.
-  /// Where the model holds several averages, one above the other, they may go in any order.
+  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
+  /// model holds several averages, one above the other, they may leave in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -210,7 +210,7 @@ class ParameterAverage {
   }
 
  private:
-  /// A parameter's or a buffer's.
+  /// The place of a parameter or of a buffer.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -219,7 +219,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Of what is another process's there is nothing here.
+    // Another process has these numbers: there is no state here.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -247,9 +247,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: its step would be taken with
-/// the averages, and be lost. Scopes of several averages may be one in another, and the innermost one's hold. Throws
-/// UsageError where the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
+/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
+/// the model holds this average already.
 template <Device D>
 class AveragedScope {
  public:
@@ -257,7 +257,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// The buffers of `net`, a policy, are afterwards what they were, whatever passes with the averages make of them.
+  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();

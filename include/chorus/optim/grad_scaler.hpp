@@ -1,6 +1,6 @@
 #pragma once
-/// GradScaler: the loss is multiplied before backward, so that gradients are not too small for half, and steps whose
-/// gradients overflowed are left out (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 #include <algorithm>
 #include <array>
@@ -24,8 +24,8 @@
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that one scaler's losses have gone into, and which it has yet to divide. Several scalers of the same
-/// parameters take turns: gradients in two units can't be told apart.
+/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
+/// turns: gradients with two scales can't be told apart.
 template <Device D>
 class ScaledGradients {
  public:
@@ -41,9 +41,9 @@ class ScaledGradients {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or thrown away.
+  /// The gradients are divided, or discarded.
   void end() { own_->open = false; }
-  /// Whether another scaler's losses are in some of the same gradients, as they are now.
+  /// Whether some of the same gradients contain another scaler's losses now.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -82,7 +82,7 @@ class ScaledGradients {
 };
 }  // namespace detail
 
-/// An optimizer that knows better which gradients its step takes, as ShardedOptimizer does.
+/// An optimizer that chooses the gradients of its step itself, such as ShardedOptimizer.
 template <class Optimizer>
 concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
   optimizer.in_parts();
@@ -92,23 +92,22 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.scale(loss).backward();
 ///   scaler.step(optimizer);
 ///
-/// A net has one scaler, or several that take turns, of which each steps before the next one scales a loss. Several
-/// optimizers take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either
-/// all optimizers step or none.
+/// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
+/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
+/// or none.
 ///
-/// Whether a step is left out is decided by the gradients after they were reduced over all devices. Sums keep what is
-/// infinite or not a number, and all ranks hold the same bits, so all decide alike without a word; but where ranks may
-/// have averages of their own, under a hook, they have to ask each other: `GradScaler scaler{net}`. Ranks that have a
-/// model's parts, and those of a ShardedOptimizer, of which each may have averaged a part of the gradients alone, ask
-/// each other in any case.
+/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
+/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
+/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
+/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
 ///
-/// What a communication hook with error feedback leaves for later steps has the scale of its gradients. A scaler that
-/// was made for the net, `GradScaler scaler{net}`, multiplies it when the scale changes, but not on GPUs. There, and
-/// where it was made of parameters, what is left over at each change counts once as much more, or less, as the scale
-/// has changed: half for a scale that has doubled.
+/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
+/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
+/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
+/// scale has doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that is captured by Graphed looks at its gradients there, and leaves
-/// itself out there: the host never waits for it. An eager step waits, to say whether it has stepped.
+/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
+/// there: the host never waits. An eager step waits, to tell whether it has stepped.
 template <Device D>
 class GradScaler {
  public:
@@ -119,8 +118,8 @@ class GradScaler {
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// Of all parameters of `net`. All ranks leave out the steps that any of them has to, and ask each other as long as
-  /// `net` lives: afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
+  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -137,8 +136,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. Where gradients were unscaled since the last one, but not stepped by `step`, as by those
-  /// who leave a step out or take it themselves, the scale first changes as if they had been.
+  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
+  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -147,10 +146,9 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step; returns whether all are finite. For those who clip or look at
-  /// gradients before the step. In a step that is captured it returns true: the device alone will know. Throws
-  /// UsageError where no parameter has a gradient, unless it asks other ranks, and where it has been called since the
-  /// last `step` or `scale`.
+  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
+  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
+  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -163,8 +161,8 @@ class GradScaler {
     finite_ = false;  // unless all ranks can be asked
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients that a ShardedOptimizer steps, of which each rank may have averaged its part alone.
-  /// All ranks call it, and return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
+  /// ranks call it, and all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -176,13 +174,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be looked at elsewhere, too
+      unscale(parameters_);  // whole gradients may be examined elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients, or, where one is not finite, leaves the step out and makes the scale smaller.
-  /// Returns whether it has stepped; true in a step that is captured. Throws UsageError for another optimizer than
-  /// that of the last step, without a `scale` in between.
+  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
+  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
+  /// not called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -193,8 +191,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or leave the step out. Throws UsageError after `unscale()` where
-  /// ranks have parts of the averages, which `unscale(optimizer)` finds.
+  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
+  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -208,18 +206,18 @@ class GradScaler {
     return finite;
   }
 
-  /// On GPUs these wait for the device.
+  /// On GPUs these functions wait for the device.
   double loss_scale() const { return scale_.scale(); }
   std::int64_t skipped_steps() const { return scale_.skipped(); }
 
-  /// What a checkpoint keeps.
+  /// The state for a checkpoint.
   struct State {
     double scale = 1;
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// What the net's hook remembers stays as it is: that comes from the same checkpoint. A scale beyond the options'
-  /// bounds, which they did not have in files of earlier versions, becomes the nearest within them.
+  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
+  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
@@ -248,7 +246,7 @@ class GradScaler {
     return options;
   }
 
-  // Has `step()` change the scale, and what is kept in its unit follow.
+  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -257,7 +255,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that have the parameters together; nothing where each has all.
+  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -282,7 +280,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: a rank that has run out of batches, under `join`, has no loss to scale.
+  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -301,7 +299,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies what a net's hook keeps
+  std::function<void(double factor)> follow_;  // multiplies the hook's memory
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };

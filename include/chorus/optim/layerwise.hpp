@@ -1,6 +1,6 @@
 #pragma once
 /// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They look at whole parameters, so that an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
@@ -12,7 +12,7 @@
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError where one is a part of a parameter.
+/// `parameters`. Throws UsageError if one is a part of a parameter.
 template <Device D>
 [[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
                                                            std::vector<nn::NamedParameter<D>> parameters) {
@@ -40,21 +40,21 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The share of a parameter's norm that a step may have at a learning rate of 1.
+  /// The part of a parameter's norm that a step may have at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
 /// g += weight_decay p; m = momentum m + rate g with rate = lr trust |p| / (|gradient| + weight_decay |p| + eps), or lr
-/// where |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
+/// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and where this rank has only a part of a parameter.
+  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
@@ -112,16 +112,16 @@ struct LambDirection {
 }  // namespace detail
 
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
-/// p -= lr |p| / |u| u, or p -= lr u where |p| or |u| is 0 (You et al. 2020).
+/// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so that a piece of one can't be stepped alone.
+  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
   static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and where this rank has only a
-  /// part of a parameter.
+  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
+  /// of a parameter.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
       : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),

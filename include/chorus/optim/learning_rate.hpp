@@ -5,37 +5,36 @@
 
 namespace chorus::optim {
 
-/// The learning rate, in a class of its own so that schedules know nothing else.
+/// The learning rate, in a class of its own, so that schedules need to know nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
-  /// Until the first schedule is made this is also what schedules start from. Afterwards it is not, as in PyTorch,
-  /// which keeps `initial_lr`; and a schedule that is set to an epoch sets its own rate again, while one that steps
-  /// goes on from this one.
+  /// Sets the rate. Until the first schedule is made, schedules start from it. Afterwards they do not, as in PyTorch,
+  /// which keeps `initial_lr`. A schedule that is set to an epoch then sets its own rate again; a schedule that steps
+  /// continues from this one.
   void set_lr(double lr) {
     resume_lr(lr);
     reduction_ = 1;
     if (!scheduled_) start_ = lr;
   }
-  /// For checkpoints: a schedule that is made later starts from the rate that was set before, as in the run's first
-  /// part.
+  /// For checkpoints: a schedule that is made later starts from the earlier rate, as in the first part of the run.
   void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
-  /// What all schedules start from that are made from now on: PyTorch's `initial_lr`.
+  /// The rate from which all later schedules start: PyTorch's `initial_lr`.
   void set_start_lr(double lr) {
     check_rate(lr);
     start_ = lr;
   }
   double start_lr() const { return start_; }
 
-  // For schedules, of which an optimizer may have several.
+  // For schedules; an optimizer may have several.
 
-  /// A schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  /// Tells that a schedule is made: from now on `start_lr` stays, whoever sets the rate.
   void begin_schedule() { scheduled_ = true; }
-  /// A smaller rate than a schedule's formula gives, now and for the epochs to come, in the same ratio.
+  /// Lowers the rate below a schedule's formula, now and in later epochs, by the same factor.
   void reduce_lr(double lr) {
     reduction_ *= lr / lr_;
     resume_lr(lr);

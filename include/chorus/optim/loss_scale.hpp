@@ -1,5 +1,5 @@
 #pragma once
-/// What GradScaler's scale is and how it changes.
+/// GradScaler's scale, and how it changes.
 
 #include <chorus/kernels/loss_scale.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -18,12 +18,12 @@ namespace chorus::optim {
 /// PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Steps in a row without an overflow after which the scale grows.
+  /// Consecutive steps without an overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale does not get smaller than this, however many steps are left out: after a stretch of bad batches it is
-  /// still one by which gradients can be divided. An `init_scale` below it is the least one itself.
+  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
+  /// still be divided by it. An `init_scale` below it is itself the least scale.
   double min_scale = 0x1p-10;
-  /// The scale does not grow beyond this. The largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -33,10 +33,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
   return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
-/// Makes a number the largest one of all ranks; it lies where the gradients do.
+/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, looks at the gradients, and decides.
+/// The host keeps the scale, examines the gradients, and decides.
 template <Device D>
 class LossScale {
  public:
@@ -48,9 +48,9 @@ class LossScale {
     return loss * static_cast<typename tensor_of<X>::value_type>(state_.scale);
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // A finite number may become infinite where it is squared as it is, so the division comes first.
+    // The square of an undivided finite number may be infinite, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -63,13 +63,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// All step, if `finite`; then the scale changes.
+  /// Steps all optimizers if `finite`; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// The scale changes as in a step.
+  /// Changes the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }

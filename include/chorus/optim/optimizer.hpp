@@ -1,5 +1,5 @@
 #pragma once
-/// What all optimizers share: the parameters, their state beside them, and the walk over both in long ranges.
+/// The common part of all optimizers: the parameters, their state, and a walk over both in long ranges.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@
 namespace chorus::optim {
 
 namespace detail {
-/// What is kept at `data` beside the numbers of a parameter that are here.
+/// The state at `data`, beside the numbers of a parameter that are in this process.
 template <Device D>
 StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
   const auto extents = parameter.extents();
@@ -42,12 +42,12 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 }
 }  // namespace detail
 
-/// What optimizers have in common: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
+/// The common part of all optimizers: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// `numbers`: what a step goes by besides. Ranks that step one net compare them. Throws UsageError where there are
-  /// no parameters.
+  /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
+  /// parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
       : HasLearningRate(lr) {
     for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
@@ -58,12 +58,12 @@ class Optimizer : public HasLearningRate {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none,
-  /// where a gradient is one process's own: see ParameterOn::grad_local.
+  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none, if
+  /// a gradient belongs to one process alone: see ParameterOn::grad_local.
   virtual void step() = 0;
 
-  /// Of GPUs: `step()` for a step that is captured as a graph; the device leaves out those replays before which
-  /// `*unwanted`, in its memory, is not 0. They do not count as steps. Needs `prepare_to_skip` before the capture.
+  /// For GPUs: `step()` for a step that is captured as a graph. The device skips a replay if `*unwanted`, in its
+  /// memory, is not 0 before it. Skipped replays do not count as steps. Needs `prepare_to_skip` before the capture.
   void step_unless(const std::int32_t* unwanted)
     requires(!std::is_same_v<D, Cpu>)
   {
@@ -79,11 +79,11 @@ class Optimizer : public HasLearningRate {
   void prepare_to_skip()
     requires(!std::is_same_v<D, Cpu>)
   {
-    make_state();  // all steps before the capture may have been left out
+    make_state();  // all steps before the capture may have been skipped
     replayed_.prepare(device());
   }
 
-  /// For GradScaler, which leaves a step out: the policy whose parameters these are may have to know.
+  /// For GradScaler when it skips a step: the policy of these parameters may have to know.
   void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
 
   /// Forgets all gradients.
@@ -91,8 +91,8 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state, made on the first step or by this call, for checkpoints; of parameters that are another process's none.
-  /// Numbers of steps are tensors of one integer.
+  /// All state for checkpoints, made by the first step or by this call; none for parameters of another process. Numbers
+  /// of steps are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -110,9 +110,9 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
-  /// Options for the parameters that `chosen(NamedParameter)` chooses, as IsBiasOrNorm and NameBegins do; of several
-  /// calls the last one holds. Other options differ by having an optimizer each. Throws UsageError where none is chosen
-  /// or an option is negative.
+  /// Options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If several
+  /// calls select a parameter, the last one holds. For other options, use several optimizers. Throws UsageError if no
+  /// parameter is selected or an option is negative.
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
@@ -132,30 +132,30 @@ class Optimizer : public HasLearningRate {
 
   D device() const { return entries_.front().named.parameter->where(); }
 
-  /// For an optimizer that is made of several: one of them tells ranks of their step, and the others do not.
+  /// For an optimizer that is made of several: one of them tells the ranks of their step.
   void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
 
-  /// Neighbouring parameters of one dtype that have gradients and have made equally many steps.
+  /// Neighbouring parameters of one dtype that have gradients and the same number of steps.
   struct Range {
     DType dtype;
     Index count;
     void* value;
     void* grad;
     std::array<void*, max_slots> state;
-    std::int64_t steps;  // before this one
+    std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, also where this is a part of it
+    std::size_t axes;             // of the first parameter, even if this is a part of it
     const std::int64_t* counted;  // where the host counts its steps, this one included
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory, where each replay finds its
-  /// own learning rate and number.
+  /// A step's scalars as kernels take them. In a captured step they lie in device memory: each replay finds its own
+  /// learning rate and number there.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -173,7 +173,7 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
-  /// Throws UsageError in a step that is captured as a graph, whose replays would repeat this step's scalars.
+  /// Throws UsageError in a step that is captured as a graph: replays would repeat this step's scalars.
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
@@ -181,7 +181,7 @@ class Optimizer : public HasLearningRate {
 #endif
   }
 
-  /// The names of the state that each parameter has, of its own dtype and shape, at first 0.
+  /// The names of each parameter's state, with its dtype and shape, initially 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
   struct Walk {
@@ -226,7 +226,7 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
-    std::uint64_t hash_of_steps = 0;  // what its first parameter has made before this one
+    std::uint64_t hash_of_steps = 0;  // the earlier steps of its first parameter
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
@@ -265,7 +265,8 @@ class Optimizer : public HasLearningRate {
     GroupOptions group = {};
   };
 
-  // Nothing moves: seldom what was wanted. Of a slice of the parameters, as a rank of ZeRO has, it may be.
+  // No gradients arrived, so no parameter changes. This is usually a mistake; with a slice of the parameters, as a rank
+  // of ZeRO has, it need not be.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
     const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
@@ -281,7 +282,7 @@ class Optimizer : public HasLearningRate {
                                    : ": none of them wants one"));
   }
 
-  // Writes the step down for the policies whose parameters these are; one left out where ranks may differ in it.
+  // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
   void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
     if (!std::exchange(knows_type_, true))
       for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
@@ -304,11 +305,11 @@ class Optimizer : public HasLearningRate {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, as its parameters do
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, like its parameters
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
-          const bool here = entry.named.parameter->is_here();  // of another process's there is no state
+          const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
           const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
           entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
           bytes = entry.state_begin + padded_count<D>(count, size) * size;
@@ -332,7 +333,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  // A dtype's parameters exchange places: they may lie in another order by now than when they were given.
+  // A dtype's parameters are reordered: they may lie in another order now than when they were given.
   void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -350,7 +351,8 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to where a neighbour would begin: what lies further off, as a large one may, is a range of its own.
+  // Elements up to the possible beginning of a neighbour. Farther elements, as of a large parameter, are a range of
+  // their own.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters that have options of their own, and how to choose them.
+/// Options of some parameters, and how to select those.
 
 #include <chorus/core/config.hpp>
 #include <optional>
@@ -7,9 +7,9 @@
 
 namespace chorus::optim {
 
-/// What some parameters have of their own: see Optimizer::set_group.
+/// The options of some parameters: see Optimizer::set_group.
 struct GroupOptions {
-  /// Their learning rate is that of the optimizer times this one, whatever schedules set.
+  /// Their learning rate is the optimizer's times this one, also under schedules.
   double lr_scale = 1;
   /// Their weight decay, instead of the optimizer's.
   std::optional<double> weight_decay = {};
@@ -19,7 +19,7 @@ struct GroupOptions {
 struct IsBiasOrNorm {
   bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
-/// Whether a parameter's name begins so: `encoder.` stands for all below that module.
+/// Whether a parameter's name begins with it: `encoder.` stands for all parameters of that module.
 struct NameBegins {
   std::string prefix;
   bool operator()(const auto& named) const { return named.name.starts_with(prefix); }

@@ -1,11 +1,11 @@
 #pragma once
-/// What an optimizer knows of its steps in captured graphs.
+/// An optimizer's record of its steps in captured graphs.
 
 #include <chorus/core/device.hpp>
 
 namespace chorus::optim::detail {
 
-/// There are none but on GPUs.
+/// Only GPUs have them.
 template <Device D>
 class ReplayedSteps {
  public:

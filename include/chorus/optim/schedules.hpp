@@ -1,5 +1,6 @@
 #pragma once
-/// Learning rates that change with the epoch, as closed formulas of it, so that a resumed run sets the same rate.
+/// Learning rates that change with the epoch. They are closed formulas of the epoch, so that a resumed run sets the
+/// same rate.
 
 #include <algorithm>
 #include <array>
@@ -13,21 +14,21 @@
 
 namespace chorus::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. What
-/// counts as an epoch is up to the caller: OneCycle is usually stepped after each batch.
+/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. The
+/// caller decides on the length of an epoch: OneCycle is usually stepped after each batch.
 ///
-/// An optimizer may have several, and all start from the rate that it had when the first one was made
-/// (HasLearningRate::start_lr). `set_epoch` sets the rate of this schedule alone, whoever set it before: schedules that
-/// hold one after the other, as under PyTorch's SequentialLR, are set to the epochs in their own part.
+/// An optimizer may have several schedules. All start from its rate when the first one was made
+/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whoever set the rate before. Schedules that
+/// follow each other, as under PyTorch's SequentialLR, are set to the epochs of their own part.
 ///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
-/// `step` goes on from the rate that there is. Where another schedule, or set_lr, has changed it, it is multiplied as
-/// the formula says from one epoch to the next, so that schedules that are all stepped in each epoch act together, as
-/// under PyTorch's ChainedScheduler. OneCycle and formulas of one's own set their rate in any case, as OneCycleLR and
-/// LambdaLR do. What ReduceOnPlateau has taken away stays so in either case.
+/// `step` continues from the present rate. If another schedule or set_lr has changed it, `step` multiplies it by the
+/// formula's ratio of this epoch to the last: schedules that are all stepped in each epoch act together, as under
+/// PyTorch's ChainedScheduler. OneCycle and your own formulas always set their own rate, like OneCycleLR and LambdaLR.
+/// A reduction by ReduceOnPlateau always remains.
 template <class Formula>
 class Schedule {
  public:
-  /// Throws UsageError where the formula's options make no sense.
+  /// Throws UsageError if the options of the formula are invalid.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     go_on(start_, rate(0));
@@ -67,7 +68,7 @@ class Schedule {
   int epoch_ = 0;
 };
 
-// A formula that multiplies has a `lowest()`: the rate's distance from it is what it multiplies.
+// A formula that multiplies has a `lowest()`: it multiplies the distance of the rate from that.
 
 /// Multiplied by `gamma` every `step_size` epochs.
 struct StepDecay {
@@ -98,8 +99,8 @@ struct ExponentialDecay {
   static double lowest() { return 0; }
 };
 
-/// The rate times a factor that goes in a straight line from `start_factor` to `end_factor` in `total` epochs and stays
-/// there: a warm-up.
+/// The rate times a factor that changes linearly from `start_factor` to `end_factor` in `total` epochs and then stays:
+/// a warm-up.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -111,8 +112,8 @@ struct LinearRamp {
   static double lowest() { return 0; }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts), and
-/// on along the cosine after that, as in PyTorch.
+/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts).
+/// Afterwards the rate continues along the cosine, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -123,8 +124,8 @@ struct CosineAnnealing {
   double lowest() const { return eta_min; }
 };
 
-/// In the first `steps` epochs the rate grows in a straight line from start_factor times the start to the start, then
-/// follows `then`, whose epoch 0 is the one after: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+/// In the first `steps` epochs the rate grows linearly from start_factor times the start to the start. Then it follows
+/// `then`, whose epoch 0 is the next one: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
 template <class Formula>
 struct Warmup {
   Formula then;
@@ -146,15 +147,15 @@ Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
-/// The linear scaling rule (Goyal et al. 2017): a batch k times as large takes a rate k times as large, reached by a
-/// warm-up of about 5 epochs. Throws UsageError unless all are positive.
+/// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
+/// of about 5 epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
                     base_lr, ", ", base_batch, " and ", batch);
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
-/// How a measure is compared with the best one so far.
+/// How a measure is compared with the best one.
 enum class ThresholdMode {
   rel,  ///< it has to be better by `threshold` times the best one's size
   abs,  ///< it has to be better by `threshold`
@@ -163,23 +164,23 @@ enum class ThresholdMode {
 /// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
-  /// Epochs without improvement that are forgiven.
+  /// Epochs without improvement that are tolerated.
   int patience = 10;
-  /// What counts as an improvement: a loss below best - threshold |best|, or a score above best + threshold |best|. For
-  /// measures above 0 that is PyTorch's rule; below 0, under which a worse one would count as better, it is not.
+  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. For measures
+  /// above 0 this is PyTorch's rule. Below 0 it is not: PyTorch's rule would take a worse measure for a better one.
   double threshold = 1e-4;
   bool larger_is_better = false;
-  /// Epochs after a reduction that don't count.
+  /// Epochs after a reduction that are not counted.
   int cooldown = 0;
   double min_lr = 0;
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  /// A reduction by no more than this is left out.
+  /// A smaller reduction is skipped.
   double eps = 1e-8;
 };
 
-/// Multiplies the rate by `factor` when a measure has stopped improving, as PyTorch's ReduceLROnPlateau does. All ranks
-/// must be given the same measure. With schedules of the same optimizer, or another ReduceOnPlateau, it acts together:
-/// their rates are multiplied by what it has taken away.
+/// Multiplies the rate by `factor` when a measure has stopped improving, like PyTorch's ReduceLROnPlateau. All ranks
+/// must pass the same measure. It acts together with schedules of the same optimizer and with another ReduceOnPlateau:
+/// their rates are multiplied by its reductions.
 class ReduceOnPlateau {
  public:
   /// Throws UsageError unless 0 < factor < 1 and the other options are at least 0.
@@ -191,8 +192,7 @@ class ReduceOnPlateau {
                       "; patience, threshold, cooldown, min_lr and eps are at least 0");
   }
 
-  /// An epoch's loss or score. One that is not a number is no improvement, and neither is an infinite one that none can
-  /// be worse than.
+  /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
   void step(double measure) {
     if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
@@ -213,8 +213,8 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
-  /// What a checkpoint keeps: the rate, the best measure, what has been taken away from the rate, and what is counted.
-  /// The third is negative where there is no best measure; files of earlier versions have 1 or 0 there.
+  /// The state for a checkpoint: the rate, the best measure, the reduction of the rate, and the counters. The third is
+  /// negative if there is no best measure; files of earlier versions have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     const double reduction = optimizer_.reduction();
@@ -238,7 +238,7 @@ class ReduceOnPlateau {
   bool improves(double measure) const {
     const bool larger = options_.larger_is_better;
     if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
-    // PyTorch's best * (1 - threshold), of which the sign is the best one's.
+    // PyTorch's best * (1 - threshold), which has the sign of the best.
     const bool absolute = options_.threshold_mode == ThresholdMode::abs;
     const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
     const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
@@ -254,7 +254,7 @@ class ReduceOnPlateau {
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
 /// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
-/// The optimizer's own rate has no influence; after the last step the rate stays.
+/// The optimizer's own rate has no influence. After the last step the rate stays.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch norm's running statistics for parameters that no pass in training has computed with, as averaged ones are.
+/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/nn/batch_norm.hpp>
@@ -16,7 +16,8 @@ namespace chorus::optim {
 
 namespace detail {
 
-/// A model in training mode whose batch norms take the mean over all batches; afterwards all are as they were.
+/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
+/// before.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -48,9 +49,9 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// Those whose statistics this process has.
+  /// The batch norms whose statistics this process has.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, wherever it is.
+  /// Whether the model has one, in any process.
   bool any() const { return any_; }
 
  private:
@@ -83,7 +84,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Each rank's statistics become their mean over all ranks, in which each counts by its batches.
+/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -105,19 +106,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Makes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches that
-/// `passes` computes, each of which counts the same (torch.optim.swa_utils.update_bn). `passes` is a loader, of whose
-/// batches the net takes the first part, or a function that calls the net as often as it likes:
+/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
+/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
+/// goes to the net, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// The net is in training mode meanwhile, and records no gradients. Afterwards its modules are in training or
-/// evaluation as before, and the momenta are what they were.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
+/// as before, with their old momenta.
 ///
-/// All ranks make the call, each with its share of the batches; the statistics are then the mean over all ranks of each
-/// one's own, the same on all. Under DataParallel they are those of the first device's shares, as in training. With
-/// SyncBatchNorm they are those of whole batches, under each policy. Nothing happens where there are no batch norms
-/// that keep statistics; where there is no batch, they are those of new layers.
+/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
+/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
+/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
+/// happens. Without batches they are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {

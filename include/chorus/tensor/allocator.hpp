@@ -1,6 +1,6 @@
 #pragma once
-/// Device memory: blocks that are kept and reused, so that the second step of a training loop asks the system for
-/// nothing.
+/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// system.
 
 #include <array>
 #include <atomic>
@@ -27,7 +27,7 @@
 
 namespace chorus {
 
-/// What allocations of this thread are accounted as while the scope lives.
+/// The kind under which this thread's allocations are counted while the scope lives.
 struct MemoryScope : detail::Replaced<trace::Memory> {
   explicit MemoryScope(trace::Memory kind) : Replaced(current(), kind) {}
   static trace::Memory& current() {
@@ -36,8 +36,8 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// Where a device's memory comes from: the only part of the allocator that differs between kinds of device. A null
-/// pointer means that there is no more.
+/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
   const bool large = bytes >= huge_page;
@@ -55,15 +55,15 @@ struct Home;
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // in place, while somebody has it, of numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // what keeps `data`, where it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;       // how far, in bytes, they lie by now from where they were
+  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
+  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
 };
 
 namespace detail {
@@ -79,12 +79,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether memory of this kind, once made, stays: an optimizer's state, made in the midst of the first step, must not
+/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
 /// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. One per device;
-/// never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
+/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -153,7 +153,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; a steady training loop doesn't change it.
+  /// How often the system was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -184,8 +184,8 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// From now on this process's tensors on `device` find no more memory, and operations throw Error, where more than
-/// `bytes` would be in use: to see what would fit a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
+/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
@@ -199,7 +199,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// `memory`, of that many bytes, aligned to 64, which it keeps alive.
+  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -227,7 +227,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Whoever has a handle to this home finds the numbers at `data`, within `memory`, from now on.
+  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -235,14 +235,14 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// How far the numbers lie by now from where a handle found them that was made before they moved, in bytes.
+  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory that a home lies in; of other storage, itself.
+  /// The memory of a home; other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// Of a home: how often its numbers have been written; else null.
+  /// For a home: how often its numbers have been written; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; elsewhere with `wrote` alone.
+  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
@@ -255,14 +255,14 @@ class Storage {
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Somebody gets a pointer to the numbers of a home, and may write. Only what lies in the host's memory is watched.
+  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers, whom `settle` follows: what the program has written through a
-  /// pointer before is found now.
+  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
+  /// through a pointer are found now.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -272,19 +272,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers: those of a home that has a Residence come, if they are not there.
+  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are there: they always are but in a home that has a Residence.
+  /// Whether the numbers are present. Only a home with a Residence may lack them.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of them.
+  /// Whether a process may have only a part of the numbers.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// Of a home: who fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its numbers, by the number of their unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -309,15 +309,15 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// What numbers have that are somebody's, as those of a parameter, its gradient or a buffer are. They lie in `memory`,
-/// of which they may be a range, and may move within it or to other memory: tensors that were made before find them all
-/// the same.
+/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
+/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
+/// find them.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // where a process may have only a part of the numbers
-  std::size_t unit = 0;                            // what they are a part of there
+  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
+  std::size_t unit = 0;                            // the unit of the numbers there
 };
 
 }  // namespace chorus

@@ -1,5 +1,5 @@
 #pragma once
-/// Moving bytes between devices: what a kind of device must bring so that tensors can be created and read there.
+/// Copies of bytes between devices: the functions that a kind of device needs for the creation and reading of tensors.
 
 #include <cstddef>
 #include <cstring>

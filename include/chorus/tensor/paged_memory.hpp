@@ -1,5 +1,5 @@
 #pragma once
-/// PagedMemory: addresses that stay, and pages behind them that come and go.
+/// PagedMemory: addresses that stay, with pages that come and go.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,14 +14,14 @@
 
 namespace chorus {
 
-/// A block of the host's memory, zeroed, of which ranges can be given back to the system: tensors in them keep their
-/// addresses. What is given back counts as not allocated on device `slot`; a later write brings pages of zeros. Whole
-/// pages alone go: those at the ends of a range stay.
+/// A zeroed block of the host's memory. Ranges of it can be returned to the system: tensors in them keep their
+/// addresses. Returned ranges count as not allocated on device `slot`; a later write brings pages of zeros. Only whole
+/// pages are returned: those at the ends of a range stay.
 ///
-/// It is made for a Storage, which counts the whole block as allocated as long as it lives.
+/// It is made for a Storage, which counts the whole block as allocated while it lives.
 class PagedMemory {
  public:
-  /// Throws Error where the system has no such addresses left.
+  /// Throws Error if the system has no such addresses left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
     void* const data =
@@ -38,14 +38,14 @@ class PagedMemory {
 
   std::byte* data() const { return data_; }
 
-  /// Gives the pages within bytes [begin, end) back; what was in them is lost. They are in use until then.
+  /// Returns the pages within bytes [begin, end); their contents are lost. The pages are in use until then.
   void give_back(std::size_t begin, std::size_t end) {
     const auto inner = pages_within(begin, end);
     if (inner == 0) return;
     madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
     count(-static_cast<std::int64_t>(inner));
   }
-  /// Those pages are in use again.
+  /// These pages are in use again.
   void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
 
   static std::size_t page() {
@@ -68,10 +68,10 @@ class PagedMemory {
   int slot_;
   trace::Memory kind_;
   std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts, and that are not there
+  std::int64_t absent_ = 0;  // bytes that a Storage counts although they are absent
 };
 
-/// Memory of zeros behind which there are no pages yet, and which counts as not allocated; and its pages.
+/// Memory of zeros without pages, which counts as not allocated; and its pages.
 inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());

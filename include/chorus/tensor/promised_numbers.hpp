@@ -1,6 +1,6 @@
 #pragma once
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a part of
-/// them can be drawn alone, by whoever keeps it.
+/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a process can
+/// draw only the part that it keeps.
 
 #include <sys/mman.h>
 
@@ -18,8 +18,8 @@
 
 namespace chorus {
 
-/// Tensors that have addresses, and no numbers behind them. While one is current in a thread, the functions of nn::init
-/// give such tensors, and parameters that move take the promise along.
+/// Tensors with addresses but without numbers. While one is current in a thread, the functions of nn::init return such
+/// tensors, and parameters that move take the promise along.
 class PromisedNumbers {
  public:
   /// Draws elements [first, first + count) into `out`.
@@ -28,7 +28,7 @@ class PromisedNumbers {
 
   static PromisedNumbers*& current();
 
-  /// A tensor whose numbers `draw` gives; of a size that is worth it, else it draws them now.
+  /// A tensor whose numbers `draw` gives. If it is small, the numbers are drawn now.
   template <class T, int Rank>
   Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
     const auto count = numel(shape);
@@ -46,12 +46,12 @@ class PromisedNumbers {
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// Whether numbers at `from` are promised; then they are so at `to` from now on.
+  /// If numbers at `from` are promised, they are now promised at `to`.
   bool move(const void* from, void* to);
-  /// Numbers that are promised at `from` are needed here no more.
+  /// The promised numbers at `from` are no longer needed here.
   void forget(const void* from);
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it, by
-  /// the draw of the whole. Gives the part's memory; none where nothing is promised at `from`.
+  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it,
+  /// with the draw of the whole. Returns the part's memory; none if nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
@@ -62,17 +62,18 @@ class PromisedNumbers {
     forget(from);
     return add(bytes, count, std::move(draw));
   }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at`, into `out`; false where none are.
+  /// Draws elements [first, first + count) of the numbers that are promised at `at` into `out`; false if none are
+  /// promised.
   bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
-  /// Draws what is promised yet, where it is.
+  /// Draws all numbers that are still promised, at their places.
   void keep_the_rest();
 
-  /// Throws UsageError where somebody has written or read the numbers at `at`, if they are promised: what he has made
-  /// of them would be lost. `name` says whose they are.
+  /// Throws UsageError if a program has written or read the numbers at `at` while they were promised: its change would
+  /// be lost. `name` names their owner.
   void check_untouched(const void* at, const std::string& name);
-  /// The same for all.
+  /// The same for all promised numbers.
   void check_untouched() const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// How numbers are drawn that were promised.
+/// The drawing of promised numbers.
 
 #include <sys/mman.h>
 

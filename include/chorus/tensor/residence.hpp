@@ -1,19 +1,19 @@
 #pragma once
-/// Residence: numbers of which a process may have only a part at hand, and fetches the rest when they are needed.
+/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
 
 #include <cstddef>
 
 namespace chorus {
 
-/// Who owns such numbers: the policy that has cut parameters into units. A home (see Storage) knows its residence and
+/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
 /// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// Somebody is about to read the numbers of a unit: they are there when it returns. Throws UsageError, which says
-  /// what to do, where they cannot be had now.
+  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
+  /// they cannot be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are there.
+  /// Whether they are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 

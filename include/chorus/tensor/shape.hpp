@@ -41,7 +41,7 @@ inline std::size_t normalize_axis(std::string_view operation, Index axis, int ra
   return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
 }
 
-/// The shape that two shapes broadcast to, aligned at their last axes. Throws ShapeError where sizes differ and neither
+/// The shape to which two shapes broadcast, aligned at their last axes. Throws ShapeError if sizes differ and neither
 /// is 1.
 template <std::size_t A, std::size_t B>
 constexpr auto broadcast_shapes(std::string_view operation, const std::array<Index, A>& a,

@@ -1,6 +1,5 @@
 #pragma once
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes are
-/// kept.
+/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 #include <cstddef>

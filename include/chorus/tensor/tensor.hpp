@@ -40,25 +40,25 @@ class Tensor {
 
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
-  /// `y = x`: the name `y` stands for x's memory from now on; what it stood for before stays as it is.
+  /// `y = x`: from now on the name `y` stands for x's memory; its old numbers stay unchanged.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: to a handle without a name the numbers of `y`, a Tensor that
-  /// broadcasts or a number, are copied, as in PyTorch. All who have the memory see them, as after `x[0] += y`. Throws
-  /// ShapeError where `y` doesn't broadcast, UsageError where one is undefined, the handle has one place for several
-  /// elements, or nobody else has its memory, so that the numbers would be lost: that of a sum, say.
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a handle without a name copies the numbers of
+  /// `y`, a Tensor that broadcasts or a number, as in PyTorch. All handles to the memory see them, as after `x[0] +=
+  /// y`. Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle has one place
+  /// for several elements, or if no other handle has its memory, so that the numbers would be lost (as with a sum).
   template <class Y>
   Tensor operator=(const Y& y) && {
     write_through(*this, y);
     return *this;
   }
-  /// What else somebody assigns to a name doesn't compile, nor does a value that is for reading.
+  /// Assignments of other values to a name, and assignments to a read-only value, don't compile.
   void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
   template <class Y>
   requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
-  /// Dense, contents undefined, on `default_device` where none is named, as below. Throws ShapeError where a size is
-  /// negative or their product too large for any memory.
+  /// Dense, contents undefined, by default on `default_device`, as below. Throws ShapeError if a size is negative or
+  /// their product too large for any memory.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
@@ -78,7 +78,7 @@ class Tensor {
     return out;
   }
 
-  /// Dense, with the given numbers in row-major order. Throws ShapeError where their count doesn't fit the shape.
+  /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
@@ -112,7 +112,7 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
   T* data() const { return shifted(data_, storage_.moved()); }
 
-  /// True where the elements lie in row-major order without gaps.
+  /// True if the elements lie in row-major order without gaps.
   bool is_contiguous() const {
     Index expected = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
@@ -122,7 +122,7 @@ class Tensor {
     return true;
   }
 
-  /// One element, on the CPU. Throws ShapeError where an index is out of range, UsageError where there is none.
+  /// One element, on the CPU. Throws ShapeError if an index is out of range, UsageError if the tensor is undefined.
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
@@ -137,7 +137,7 @@ class Tensor {
     return data()[offset];
   }
 
-  /// The number in a tensor of one element, brought to the host.
+  /// The number in a tensor of one element, copied to the host.
   T item() const {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
@@ -157,7 +157,7 @@ class Tensor {
     return out;
   }
 
-  /// Index `at` of an axis, which goes away; a view.
+  /// Index `at` of an axis, which disappears; a view.
   Tensor<T, Rank - 1, D> select(Index axis, Index at) const
     requires(Rank > 0)
   {
@@ -198,7 +198,7 @@ class Tensor {
     return out;
   }
 
-  /// Another shape over the same memory, which must be dense. One size may be -1: it is worked out.
+  /// Another shape over the same memory, which must be dense. One size may be -1: it is computed.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
@@ -255,7 +255,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;  // where it was when this handle was made: see Home
+  T* data_ = nullptr;  // its place when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -272,7 +272,7 @@ template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
 
 namespace detail {
-/// Throws UsageError where one is undefined: the shape of one without axes says that it has an element.
+/// Throws UsageError if one is undefined: the shape of a tensor without axes would claim one element.
 template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
@@ -284,7 +284,7 @@ template <Device D>
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
                     ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
 }
-/// Throws DeviceError where operands are on several devices.
+/// Throws DeviceError if operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
 void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;

@@ -5,7 +5,7 @@
 struct Mine {
   /// data := the sum of all ranks' data, added in the order of ranks. Every rank sends its numbers to every other one:
   /// `ranks.send(std::span(numbers), to, {.traffic = ch::trace::Traffic::gradients})` and `ranks.recv(span, from)`.
-  /// If all send first, each waits for one who waits as well, as soon as the numbers don't fit the queue between them.
+  /// If all ranks send first and the numbers don't fit the queues between them, each rank waits for a rank that waits.
   static void all_send_all(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
     static_cast<void>(ranks);
     static_cast<void>(data);

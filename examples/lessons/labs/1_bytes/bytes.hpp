@@ -89,7 +89,7 @@ bool judge(lab::Lab& lab, int n) {
       }
   lab.require(name("all_send_all ends with the sum in the order of ranks"), why.empty(), why);
   const double bytes = sent(n - 1, Traffic::gradients);
-  lab.require(name("each rank sends its numbers once to every other one"),
+  lab.require(name("each rank sends its numbers once to every other rank"),
               bytes == answers::all_send_all(n, 4.0 * count),
               ch::cat("of gradients, the last rank has sent ", bytes, " bytes"));
   return true;
@@ -114,9 +114,9 @@ void run(lab::Lab& lab) {
                 "Lesson 6 counts how many chunks a rank sends, and of which size.");
     train_ranks<ch::ParameterServer<Model>>(n);
     lab.compare(name("parameter server, rank 0"), sent(0, Traffic::parameters), 0, "Who needs the new parameters?");
-    lab.compare(name("parameter server, a worker"), sent(n - 1, Traffic::gradients), 0, "Whom does it talk to?");
+    lab.compare(name("parameter server, a worker"), sent(n - 1, Traffic::gradients), 0, "To which ranks does it send?");
     lab.compare(name("all send all, a rank"), answers::all_send_all(n, bytes), 0,
-                "To how many does it send all it has?");
+                "To how many ranks does it send all its numbers?");
   }
   for (const int n : {2, 3, 4, 8})
     if (!judge<Student>(lab, n)) return;

@@ -44,11 +44,12 @@ template <class Student>
 void run(lab::Lab& lab) {
   const auto one = step_of({1000, 1000});
   lab.compare("one bucket: hidden part of communication", one.hidden(), 0.01,
-              "When is the bucket full, and what is left of backward then?");
+              "When is the bucket full, and how much of backward is left at that time?");
   const double bytes = 4.0 * static_cast<double>(ch::simulated::model_named("resnet50").count());
   const double least = 2.0 * (ranks - 1) / ranks * bytes / 1.25e9 * 1e3;
   lab.compare("an all-reduce of everything takes at least, in ms", least, 0.02 * least, "README.md has the formula.");
-  lab.compare("all of it can be hidden", least <= backward * 1e3, "How long is backward, and how long communication?");
+  lab.compare("all of it can be hidden", least <= backward * 1e3,
+              "How long does backward take, and how long does communication?");
   std::string grid;
   Step best = one;
   for (const double cap : {0.2, 1.0, 4.0, 8.0, 16.0, 25.0, 50.0}) {
@@ -70,8 +71,9 @@ void run(lab::Lab& lab) {
       mine.ms, 100 * (mine.ms / best.ms - 1), mine.communication_ms, 100 * mine.hidden());
   const bool fast =
       lab.require("your step is as fast as the best of a grid, within 2 %", mine.ms <= 1.02 * best.ms, text);
-  lab.require("half of what can be hidden is hidden", mine.hidden() >= 0.5 * std::min(1.0, backward * 1e3 / least),
-              ch::cat("only ", mine.hidden(), " of communication is"));
+  lab.require("half of the communication that can be hidden is hidden",
+              mine.hidden() >= 0.5 * std::min(1.0, backward * 1e3 / least),
+              ch::cat("only ", mine.hidden(), " of the communication is hidden"));
   if (fast) lab.say("the grid:" + grid);
 }
 

@@ -99,9 +99,9 @@ void run(lab::Lab& lab) {
   compare(
       lab, "loss outside",
       train(Logits<ch::Cpu>{}, [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
-      "Count the logits it has made, those it was sent, and gradients that have no place of their own.");
+      "Count the logits that it made, the logits that it received, and the gradients without memory of their own.");
   const auto inside = train_with_loss(answers::WithLoss<ch::Cpu>(features, classes));
-  compare(lab, "loss inside", inside, "Count the logits it has made; is anything of their size sent?");
+  compare(lab, "loss inside", inside, "Count the logits that it made. Is anything of their size sent?");
 
   using Mine = typename Student::template WithLoss<ch::Cpu>;
   Holding mine{};
@@ -112,9 +112,10 @@ void run(lab::Lab& lab) {
   });
   if (!ran) return;
   for (const std::size_t device : {0u, 1u})
-    lab.require(ch::cat("WithLoss: device ", device, " holds no activations but those it needs"),
+    lab.require(ch::cat("WithLoss: device ", device, " holds only the activations that it needs"),
                 mine.activations[device] <= 1.05 * inside.activations[device],
-                ch::cat("at most it holds ", mine.activations[device], " bytes: what else is as large as the logits?"));
+                ch::cat("at most it holds ", mine.activations[device],
+                        " bytes. Which other values are as large as the logits?"));
 }
 
 }  // namespace device_0_lab

@@ -41,10 +41,9 @@ inline std::vector<double> gradients(ch::Index first, ch::Index last) {
 template <class Student>
 void run(lab::Lab& lab) {
   for (const int rank : {0, 1})
-    lab.compare(
-        ch::cat("mean of both: a sample of rank ", rank, " counts"),
-        answers::counts_in_mean_of_means(2, rank == 0 ? 4 : 3, 7), 1e-3,
-        "Which part of its rank's mean is a sample, which part of the mean of both, and which of a mean over seven?");
+    lab.compare(ch::cat("mean of both: a sample of rank ", rank, " counts"),
+                answers::counts_in_mean_of_means(2, rank == 0 ? 4 : 3, 7), 1e-3,
+                "Which weight does a sample have in its rank's mean, in the mean of both, and in a mean over seven?");
   lab.compare("sum of both, times too large", answers::sum_of_means(2), 0,
               "If every gradient were 1, what would each rank's mean be?");
   const auto whole = gradients(0, 7);
@@ -68,7 +67,7 @@ void run(lab::Lab& lab) {
     if (!lab.run(name, [&] { lab::on_ranks(static_cast<int>(shares.size()), average, std::chrono::seconds(3)); }))
       return;
     lab.expect(name + ": farthest from one device's gradient", 0, apart, 1e-9,
-               "By how much does each rank's mean have to count?");
+               "Which weight does each rank's mean need?");
   }
 }
 

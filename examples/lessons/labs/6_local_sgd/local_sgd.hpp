@@ -143,7 +143,7 @@ void judge(lab::Lab& lab) {
   double bytes = 0;
   lab.expect("average: SGD with H = 1, farthest from DistributedDataParallel", 0,
              farthest(train_local<Student>("sgd", 1, bytes), train_ddp("sgd")), 1e-9,
-             "Ranks step by themselves, and average their parameters.");
+             "Each rank steps by itself; then ranks average their parameters.");
 }
 
 template <class Student>
@@ -151,7 +151,7 @@ void run(lab::Lab& lab) {
   using answers::Average;
   double each_step = 0, each_fourth = 0, once = 0;
   const auto sgd = train_local<Average>("sgd", 1, each_step);
-  const char* const hint = "Is the step by a mean of gradients the mean of the steps by each?";
+  const char* const hint = "Is the step with the mean of the gradients the mean of the steps with each gradient?";
   double not_asked = 0;
   for (const char* name : {"sgd", "momentum", "adam"})
     lab.compare(ch::cat("H = 1 is the same training: ", name),
@@ -159,7 +159,7 @@ void run(lab::Lab& lab) {
   lab.compare("H = 4 is the same training: sgd", near(train_local<Average>("sgd", 4, each_fourth), sgd),
               "At which parameters does a rank compute its second gradient?");
   train_local<Average>("sgd", 16, once);
-  const char* const of_bytes = "How often do they average in 16 steps, and what does an all-reduce send?";
+  const char* const of_bytes = "How often do ranks average in 16 steps, and how many bytes does an all-reduce send?";
   lab.compare("bytes that a rank sends: H = 1", each_step, 0, of_bytes);
   lab.compare("bytes that a rank sends: H = 4", each_fourth, 0, of_bytes);
   lab.compare("bytes that a rank sends: H = 16", once, 0, of_bytes);

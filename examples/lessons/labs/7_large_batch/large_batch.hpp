@@ -235,15 +235,16 @@ void run(lab::Lab& lab) {
   if (lab.compare("as good: 4 x the rate", as_good(by_lab.four_times), "How far do 640 steps get at that rate?"))
     lab.say(line("batch 128, 4 x the rate", by_lab.four_times));
   if (lab.compare("as good: 16 x the rate from the first step", as_good(by_lab.sixteen_times),
-                  "Compare the rate with what a start bears."))
+                  "Compare the rate with the largest stable rate at the start."))
     lab.say(line("batch 128, 16 x the rate from the first step", by_lab.sixteen_times));
   lab.compare("as good: 16 x the rate after a warm-up", as_good(by_lab.warmed_up),
-              "Compare the rate with what the parameters bear after an epoch.");
+              "Compare the rate with the largest stable rate after an epoch.");
 
   bool steepest_at_start = true;
   for (std::size_t i = 0; i < seeds; ++i)
     steepest_at_start = steepest_at_start && by_lab.stable_at_start[i] < by_lab.stable_after_epoch[i];
-  if (lab.compare("the start bears less than what comes later", steepest_at_start, "Where is the loss curved most?"))
+  if (lab.compare("the limit is lower at the start than an epoch later", steepest_at_start,
+                  "Where is the loss curved most?"))
     for (std::size_t i = 0; i < seeds; ++i) {
       char text[100];
       std::snprintf(text, sizeof text, "  start %zu: stable to a rate of %.2f, after an epoch to %.2f", i + 1,
@@ -263,9 +264,9 @@ void run(lab::Lab& lab) {
   });
   if (!ran) return;
   lab.say(line("batch 128, your rates", mine));
-  lab.require(
-      "your rates are as good as batch 8", as_good(mine),
-      ch::cat("they end more than ", points, " points below it: look at your rates above, and at what README.md asks"));
+  lab.require("your rates are as good as batch 8", as_good(mine),
+              ch::cat("they end more than ", points,
+                      " points below it: look at your rates above, and at the questions of README.md"));
 }
 
 }  // namespace large_batch_lab

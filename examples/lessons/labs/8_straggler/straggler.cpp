@@ -3,7 +3,7 @@
 #include "straggler.hpp"
 
 struct Mine {
-  /// The rank that is slow. waited[rank][step]: seconds that a rank has waited for the others in a step.
+  /// The slow rank. waited[rank][step]: seconds that a rank waited for the others in a step.
   static int slow_rank(const std::vector<std::vector<double>>& waited) {
     static_cast<void>(waited);
     lab::hole("slow_rank");

@@ -92,9 +92,9 @@ void run(lab::Lab& lab) {
   const Measured& by_lab = measured();
   constexpr double apart = 0.005;  // ms: less than what a call takes to begin, or one more hop
   lab.compare("ring, 4096 ranks, one number, in ms", by_lab.ring_ms, apart,
-              "How many hops are there, to 0.005 ms, and what does a call take to begin?");
+              "How many hops are there, and how long does a call take to begin?");
   lab.compare("a tree there and back, 4096 ranks, one number, in ms", by_lab.tree_ms, apart,
-              "How many rounds are there, and what does a call take to begin?");
+              "How many rounds are there, and how long does a call take to begin?");
   for (const int slow : {37, 0, 63}) {
     const auto waited = waits(slow, 5);
     const auto what = ch::cat("slow_rank, case ", slow == 37 ? 1 : slow == 0 ? 2 : 3);

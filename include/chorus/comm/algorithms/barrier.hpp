@@ -1,5 +1,5 @@
 #pragma once
-/// Barriers: calls that return when every rank has come.
+/// Barriers: calls that return when every rank has called them.
 
 #include <chorus/comm/algorithms/collective.hpp>
 #include <chorus/comm/world.hpp>
@@ -11,7 +11,7 @@
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has heard of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -19,8 +19,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have; at the deadline it knows who has not. The
-/// others wait for its second answer as long anew: it may have come late itself.
+/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
+/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);

@@ -8,7 +8,7 @@
 ///   distance 2   it sends both to rank r + 2, and has those of r down to r - 3
 ///   distance 4   it sends all four to rank r + 4, ...
 ///
-/// The last round sends only what is missing, so that each rank sends N - 1 chunks in all, as in the ring.
+/// The last round sends only the missing chunks, so that each rank sends N - 1 chunks in all, as in the ring.
 
 #include <algorithm>
 #include <array>
@@ -17,15 +17,15 @@
 
 namespace chorus::comm {
 
-/// The most bytes, of all chunks together, that the functions of this file take: they lie on the stack.
+/// The largest size, of all chunks together, for the functions of this file: the chunks lie on the stack.
 inline constexpr std::size_t most_bruck_bytes = 16 << 10;
 
 namespace detail {
 
-/// The chunks of all ranks, that of the rank `steps` before this one at steps * count numbers.
+/// The chunks of all ranks; the chunk of the rank `steps` before this one begins at steps * count numbers.
 struct alignas(64) BruckChunks : std::array<std::byte, most_bruck_bytes> {};
 
-/// chunks: this rank's first; then all.
+/// chunks: first only this rank's; then all.
 inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t count) {
   const int n = c.size();
   const auto chunk = count * c.reduction.element;
@@ -35,7 +35,7 @@ inline void bruck_rounds(const Collective& c, BruckChunks& chunks, std::size_t c
     relay(c, {.to = c.neighbour(distance), .mine = chunks.data()}, moved);
     relay(c, {.from = c.neighbour(-distance), .store = place}, moved);
   }
-  c.link.flush();  // `chunks` is sent from where it lies
+  c.link.flush();  // `chunks` is sent from its place
 }
 
 }  // namespace detail
@@ -52,8 +52,8 @@ inline void bruck_all_gather(const Collective& c, const std::byte* mine, std::by
                        chunks.data() + static_cast<std::size_t>(steps) * chunk, chunk);
 }
 
-/// data: count numbers, in place. Every rank gathers all chunks and adds them up in the order of ranks, from rank 0 on:
-/// the same bits on all ranks, and those of the direct all-reduce. Bytes sent: (N - 1) times the data.
+/// data: count numbers, in place. Every rank gathers all chunks and sums them in the order of ranks, from rank 0 on.
+/// All ranks get the same bits, those of the direct all-reduce. Bytes sent: (N - 1) times the data.
 inline void bruck_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   auto plain = c.reduction;  // contributions are scaled once
   plain.scale = 1;

@@ -1,5 +1,5 @@
 #pragma once
-/// `Collective`, one rank's part in one collective, and `relay`, the step that all algorithms are made of.
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
 
 #include <algorithm>
 #include <chorus/comm/algorithms/reduction.hpp>
@@ -14,17 +14,17 @@
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks stand in a ring: each has a place in it, and neighbours.
+/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
   const Reduction& reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::span<const int> members = {};              ///< the ranks of the ring, in order; empty: all
-  bool chosen = false;                            ///< somebody has asked for this algorithm, even if it is slow
+  bool chosen = false;                            ///< the user asked for this algorithm, even if it is slow
   std::span<const int> names = {};                ///< the ranks' numbers in the job; empty: the same
-  const std::byte* data = nullptr;                ///< where the call's numbers begin, for traces
-  std::size_t extent = 0;                         ///< how many bytes they are
+  const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
+  std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
   int own = members.empty()                       ///< this rank's place in the ring
                 ? link.rank
@@ -38,15 +38,15 @@ struct Collective {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
   int name(int rank) const { return names.empty() ? rank : names[static_cast<std::size_t>(rank)]; }
-  /// Counts bytes that this rank hands to another one.
+  /// Counts bytes that this rank sends to another one.
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
   /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so no rank waits for room in a circle.
+  /// the one before, so there is no circle of ranks that wait for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, of a length
-  /// that is worth a hand-over.
+  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
+  /// enough to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -57,15 +57,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// What one rank does with one chunk. value = (what comes `from`) (+) scale * `mine`, or the one of them that is given;
-/// it goes `to` the next rank, into `store`, or both. Of no numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
+/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to be of the same call. Throws LinkError, which names the other call.
+/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -74,15 +74,15 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells who listens that this rank has made a step, which began at `begin`, with the chunk `m` of `count` numbers,
-/// among which this rank now has, or has sent, `value`.
+/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
+/// rank now has, or has sent, `value` among these.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells which chunk it is; a chunk that starts elsewhere is told by where it is stored.
+  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
   const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
@@ -107,8 +107,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the next one is being written by the
-/// neighbour. An empty chunk travels as one empty piece, so that a mismatch of calls shows in any case.
+/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
+/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();

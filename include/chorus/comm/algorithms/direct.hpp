@@ -1,18 +1,18 @@
 #pragma once
 /// `direct_all_reduce`: the ring's traffic in two steps instead of 2 (n - 1), for a few ranks with links between all.
 ///
-/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number; the owner
-/// adds them up in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n
-/// of the data, as in the ring. Between two ranks, each sends the other all it has, and both add: one step, the same
-/// bytes. A number's sum is rounded in the order of ranks, wherever it lies. What differs from the ring: there n links
-/// are busy, here all n (n - 1) are, which costs queues and, in a network, contention.
+/// Data is cut into one chunk per rank. Every rank sends each chunk to its owner, the rank of that number. The owner
+/// adds them in the order of ranks and sends the sum to all. A rank sends n - 1 chunks in each step, 2 (n - 1) / n of
+/// the data, as in the ring. Two ranks send each other all their data, and both add: one step, the same bytes. A
+/// number's sum is rounded in the order of ranks, independent of its place. The difference from the ring: there n links
+/// are busy, here all n (n - 1), which costs queues and, in a network, contention.
 
 #include <array>
 #include <chorus/comm/algorithms/collective.hpp>
 
 namespace chorus::comm {
 
-/// The pieces that a queue has to hold.
+/// The number of pieces that a queue has to hold.
 inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
@@ -62,11 +62,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds up the chunk that this rank owns, and sends the sum to all. It grows in the slot for the first of them.
+  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // As the others have done with theirs: the sum is the same, whoever owns it.
+    // The others have done the same with their own chunks: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -129,8 +129,8 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
   const auto block = [&](std::size_t i) {
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
-  // Three blocks under way at once. Up to 7 pieces wait in a queue: chunks and sums of the blocks that a slower rank
-  // has not read yet. With room for them nobody waits in a circle.
+  // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
+  // has not read yet. With room for them there is no circle of waiting ranks.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {

@@ -1,10 +1,11 @@
 #pragma once
-/// Collectives of a few ranks that work in each other's memory where it lies, without a copy into a queue.
+/// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others where its data is. Of an all-reduce it then adds up the chunk that it owns, reading that
-/// chunk of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and
-/// writes as much to them, the ring's traffic; but nothing is copied twice, and nobody waits before the end. A number's
-/// sum is rounded once, in the order of ranks, wherever it is computed. So of two ranks that compute meanwhile the one
+/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
+/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
+/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
+/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
+/// it: the other one, for which it would have to wait at the end, loses no time.
 /// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
 
 #include <array>
@@ -15,18 +16,18 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank tells the others first.
+/// A rank's first message to the others.
 struct Offer {
   Window window = {};
   double scale = 1;
-  std::uint32_t fresh = 0;  ///< 1: nobody has mapped the window yet
-  std::uint32_t far = 0;    ///< 1: another core's memory takes this rank long to read
-  std::int64_t came = 0;    ///< when the rank did, by the machine's clock, in ns
-  std::uint64_t idle = 0;   ///< 1: its program does nothing but wait for this call
+  std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
+  std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
+  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one that has time to spare, or nobody: one whose program waits while the other's computes; where
-/// both compute, the one that came first.
+/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -39,7 +40,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so that how fast memory can be read may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -74,21 +75,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call goes on here. All ranks come to the same answer.
+  /// Whether the call continues here. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// Of `count` numbers, where the chunk of each rank begins. All ranks come to the same answer. Of more than two,
-  /// each owns as much as the others, as they send what they own to several.
+  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
+  /// each owns the same amount, since each sends its own chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks have come here: all sums are there, and nobody reads this rank's data any more.
-  /// `sent(peer)`: bytes of this rank's data that went there, whoever read or wrote them.
+  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
+  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -135,9 +136,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory goes in blocks that stay in the first-level cache, and that memcpy moves by vectors. Before
-/// each the group is checked: a rank that has given up waits for the others to stop, to use its memory for something
-/// else.
+/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
+/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -173,7 +173,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Says that a scope works in others' memory, and notes how long; it reads and writes `bytes` of it.
+/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -192,11 +192,11 @@ class WorkInPlace {
 
 }  // namespace detail
 
-/// data: count numbers, in place. Returns false where the ranks can't, or had better not, work in each other's memory;
-/// then nothing has changed.
+/// data: count numbers, in place. Returns false if the ranks can't, or should not, work in each other's memory; then
+/// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; of more, the ring makes another in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -208,7 +208,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has brought its own chunk.
+/// all: size * count numbers, of which each rank has its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);

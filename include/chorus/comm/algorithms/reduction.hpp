@@ -21,16 +21,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // of signed numbers an overflow has no meaning
+      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// Of two equal numbers, or where one is not a number, a comparison picks the one that stands in a certain place; asked
-/// both ways, it picks each. Their bits together are the same whichever stands where: of a zero and a negative one the
-/// negative, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
+/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
+/// one, of anything and a NaN a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -41,8 +41,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative one: what the sign bit was set for too much, the difference of both picks takes
-/// back (-0 - -0 = 0). Where both are the same, it is 0.
+/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
+/// If both are the same, it is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -55,7 +55,7 @@ struct Max {
   }
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise at -O2 already.
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
 template <class Function>
 void for_each_index(std::size_t count, Function f) {
   constexpr std::size_t block = 64;
@@ -82,7 +82,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded: with `zero`, a 0 that the compiler knows nothing of, it can't fuse it with an addition.
+/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);

@@ -8,9 +8,9 @@
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link, less than 2 K however many ranks
-/// there are, and no all-reduce can do with less. What many ranks cost is steps, 2 (N - 1) of them. The order of
-/// additions follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
+/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
 ///
 /// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
 
@@ -22,7 +22,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// What a rank can do with a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
+/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
 /// place.
 struct RingSteps {
   const Collective& c;
@@ -56,7 +56,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   const detail::RingSteps ring{c};
   do {  // segments that fit the queues and the caches
     const auto ranks = static_cast<std::size_t>(n), segment = std::min(count, ranks * c.longest_chunk());
-    // The chunk of the rank that stands `steps` further on.
+    // The chunk of the rank `steps` further on.
     const auto start = [&](int chunk) { return segment * static_cast<std::size_t>(chunk) / ranks; };
     const auto length = [&](int steps) { return start(c.place(steps) + 1) - start(c.place(steps)); };
     const auto at = [&](int steps) { return data + start(c.place(steps)) * c.reduction.element; };
@@ -64,7 +64,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // Its own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));

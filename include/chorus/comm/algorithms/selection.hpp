@@ -1,5 +1,5 @@
 #pragma once
-/// Which algorithm serves a call: the tables that a communicator over a Transport reads.
+/// The algorithm for each call: the tables of a communicator over a Transport.
 
 #include <algorithm>
 #include <chorus/comm/algorithms/bruck.hpp>
@@ -16,8 +16,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and where it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` gives
-/// false where the ranks have found out that they can't, or had better not; then nothing has changed.
+/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
+/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -25,7 +25,7 @@ struct Row {
   bool (*run)(const Collective&, Data...);
 };
 
-/// What always can.
+/// The algorithm that always works.
 template <auto algorithm>
 inline constexpr auto always = [](const Collective& c, auto... data) {
   algorithm(c, data...);
@@ -35,28 +35,28 @@ inline constexpr auto always = [](const Collective& c, auto... data) {
 inline bool gains_anywhere(const Collective&, std::size_t) { return true; }
 inline bool gains_on_machines(const Collective& c, std::size_t) { return !c.link.machines().empty(); }
 inline bool share_memory(const Transport& link) { return link.reaches_peers && link.size <= InPlace::most_ranks; }
-/// Long enough that its way counts more than one message more.
+/// Long enough that the algorithm matters more than one more message.
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// Longer ones of more ranks are faster in the ring, whose few busy queues stay in the caches. Two exchange more, too,
-/// but where the ring saves copies: of its data nothing is overwritten that has not been sent.
+/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds count and bytes don't: ceil(log2 N) rounds, where the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks have one, whatever they do. Of gradients and parameters the bytes count.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
+/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// Where the ring has N - 1 rounds; three ranks have two in both.
+/// The ring has N - 1 rounds here; three ranks have two in both.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// A call is served by the first row that gains from it.
+// The first row that gains serves a call.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -75,7 +75,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// What one can ask for, and where that can be.
+/// The algorithms that a user can request, and where each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -98,8 +98,8 @@ inline constexpr Choice all_reduce_choices[] = {
 
 }  // namespace detail
 
-/// Throws UsageError where the ranks of this group, which talk over `carrier`, can't do what they were asked for. All
-/// of them do so.
+/// Throws UsageError if the ranks of this group, which talk over `carrier`, can't use the requested algorithm. All of
+/// them throw.
 [[gnu::cold]] inline void check_all_reduce(Algorithm asked, const Transport& link, std::string_view carrier) {
   std::string possible, lacking;
   for (const auto& choice : detail::all_reduce_choices) {
@@ -112,9 +112,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs what serves the call. Where an algorithm was `asked` for, that one, and the ring where it can't work with this
-/// call's data: in_place needs memory that the communicator has allocated, unless ranks are threads. `note(algorithm)`
-/// is told which one begins.
+/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
+/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
+/// that begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {

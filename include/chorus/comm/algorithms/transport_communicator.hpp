@@ -16,8 +16,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Carries out one call of this rank by the algorithm that serves it, which `note` is told; `names`: the ranks' numbers
-/// in the job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
+/// job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -55,7 +55,7 @@ void run_call(Transport& link, std::span<const int> names, const Call& call, con
   }
 }
 
-/// Runs each call with the algorithm of this folder that serves it.
+/// Runs each call with the chosen algorithm of this folder.
 class TransportEngine final : public QueuedEngine {
  public:
   TransportEngine(std::string_view name, std::unique_ptr<Transport> link, const std::vector<int>& names,
@@ -100,8 +100,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank that `link` stands for; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for
-  /// an all-reduce that can't be done there.
+  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
+  /// that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})

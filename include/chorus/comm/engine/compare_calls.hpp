@@ -1,19 +1,19 @@
 #pragma once
-/// Comparing calls before any data moves, for engines that carry data without envelopes: MPI and gloo.
+/// Comparison of calls before any data moves, for engines that carry data without envelopes: MPI and gloo.
 
 #include <chorus/comm/transport/envelope.hpp>
 #include <chorus/core/environment.hpp>
 
 namespace chorus::comm {
 
-/// Whether MPI and gloo compare the ranks' calls, as chorus' own engines always do: unless CHORUS_COMPARE_CALLS is 0,
-/// on all ranks.
+/// Whether MPI and gloo compare the ranks' calls, as chorus' own engines always do: unless CHORUS_COMPARE_CALLS is 0 on
+/// all ranks.
 inline bool compares_calls() { return chorus::detail::env_switch("CHORUS_COMPARE_CALLS", true); }
 
-/// Sends this call's envelope over `link` and compares those that come with it. Where this returns, all ranks are in
-/// this call (the dissemination barrier of Hensgen, Finkel and Manber, 1988: each rank sends one envelope in each of
-/// log2(ranks) rounds). Of a message the receiver compares; where a send waits for its receiver anyway, both ends do.
-/// Throws CommError, which names the other rank's call. `link` has
+/// Sends this call's envelope over `link` and compares the received ones. When it returns, all ranks are in this call
+/// (the dissemination barrier of Hensgen, Finkel and Manber, 1988: each rank sends one envelope in each of log2(ranks)
+/// rounds). For a message the receiver compares; if a send waits for its receiver anyway, both ends compare. Throws
+/// CommError with the other rank's call. `link` has
 ///   exchange(to, envelope, from) -> the envelope that came; sends_wait; where they don't also
 ///   send(to, envelope); receive(from) -> envelope
 template <class Link>

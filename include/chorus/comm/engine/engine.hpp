@@ -1,5 +1,5 @@
 #pragma once
-/// `Engine`: what carries out the calls of a communicator, behind a virtual interface that knows bytes and no types.
+/// `Engine`: executes the calls of a communicator, behind a virtual interface that knows bytes and no types.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/engine/failure.hpp>
@@ -26,7 +26,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, as code that knows only bytes sees them. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -35,8 +35,8 @@ struct Reduction {
   /// out[i] = in[i] (+) mine[i], bf16 and half in float; `out` may be `in` or `mine`. Null in calls that only move
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
-  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before they are added, so that it makes
-  /// no difference who multiplies: a sum of two numbers has the same bits, whichever way they took.
+  /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
+  /// multiply: a sum of two numbers has the same bits on every way.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -53,24 +53,24 @@ struct Call {
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
   std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
-  const void* in = nullptr;  ///< what this rank contributes
-  void* out = nullptr;       ///< where the result goes; `in` where a call is in place
+  const void* in = nullptr;  ///< this rank's contribution
+  void* out = nullptr;       ///< place of the result; `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
 
-  /// Where a trace shows it.
+  /// The lane of a trace.
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are carried out
-/// in the order in which they came. The first failure is final, and thrown by every later call.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
+/// their order. The first failure is final, and every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes what was called, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -78,27 +78,26 @@ class Engine {
   virtual Work later(const Call& call) = 0;
   /// See Communicator. From any thread, and while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
-  /// What carries the bytes: `shm`, `tcp`, ...
+  /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// How long calls have run in all, from when their turn came to their end; 0 where none takes time, `not_measured`
-  /// where an engine does not know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
+  /// know, since they run on streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
-  /// What this rank's clock says: of a simulated one, its virtual time.
+  /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty where an engine keeps none.
+  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
   virtual std::string record() const { return {}; }
-  /// What its all-reduces were asked to be, see World.
+  /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// What is known to be wrong with the group, without waiting; nothing while a call is under way, which will find out
-  /// by itself. From any thread.
+  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
+  /// From any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts something that contains calls of this engine: a captured step. `what`, for messages,
-  /// lives on.
+  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
-  /// Whether calls may name memory of a GPU, and then run on streams. Host memory may always be named.
+  /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }
 
   /// This rank's number in the job.
@@ -110,7 +109,7 @@ class Engine {
 
 namespace detail {
 
-/// The engine of a group of one. Nothing moves, but results are where, and what, they would be.
+/// The engine of a group of one. Nothing moves, but results are as in a larger group.
 class Alone final : public Engine {
  public:
   Alone() : Engine(0, 1) {}

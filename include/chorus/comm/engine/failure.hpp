@@ -8,7 +8,7 @@
 
 namespace chorus::comm {
 
-/// An error that several threads will throw, each its own copy. Empty: no error.
+/// An error for several threads, each of which throws its own copy. Empty: no error.
 struct Failure {
   std::string what;
   bool timed_out = false;
@@ -20,7 +20,7 @@ struct Failure {
   }
 };
 
-/// Why a communicator was given up, set once and read from any thread.
+/// The reason for giving a communicator up, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.

@@ -1,5 +1,5 @@
 #pragma once
-/// `FlightRecorder`: the newest calls of an engine, with their times, to find out what went wrong.
+/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace chorus::comm {
 
-/// A call as errors and records name it: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
+/// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
 struct NamedCall {
   Envelope envelope = {};
   int bucket = -1;
@@ -28,8 +28,8 @@ struct NamedCall {
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
   const char* name = nullptr;  ///< instead of the envelope
-  bool grouped = false;        ///< the envelope is the last one of a group, or the name that of all of its calls
-  Algorithm algorithm = Algorithm::automatic;  ///< which one serves it, where an operation has several
+  bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
+  Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
@@ -43,25 +43,25 @@ struct NamedCall {
   }
 };
 
-/// Its owner has a lock.
+/// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and files' names where a rank has several recorders; so do `members`, see World, of a
-  /// group that is not the whole job: ranks and files are called by the rank in the job.
+  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
+  /// that is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
   }
 
-  /// Writes a call down that begins, and returns its number.
+  /// Records a call that begins, and returns its number.
   std::uint64_t begin(const NamedCall& call) {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// What is known of it better by now.
+  /// Updates the record of a call with better knowledge.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
-  /// It has ended; returns how long it took. Of one that is no longer kept: nothing.
+  /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
   Clock::duration end(std::uint64_t number, bool failed = false) {
     if (calls_ - number > entries_.size()) return {};
     auto& entry = entries_[number % entries_.size()];
@@ -97,10 +97,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// Where CHORUS_FLIGHT_RECORDER wants failures' records: null, or see `dump`.
+  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes them where they are wanted: to `stderr`, or a file of that name with the group, the engine, where they are
-  /// named, and this rank's number.
+  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
+  /// engine, if these are named, and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;

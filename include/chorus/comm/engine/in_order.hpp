@@ -1,6 +1,6 @@
 #pragma once
 /// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A caller that waits does what the background thread has not begun yet: it is awake, and its core is free.
+/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
 
 #include <atomic>
 #include <chorus/comm/engine/engine.hpp>
@@ -15,18 +15,18 @@
 
 namespace chorus::comm {
 
-/// `run(call)` is called by one thread at a time and tells how it failed. The first failure is final: calls that wait
-/// after it are dropped, and their Works throw it too.
+/// One thread at a time calls `run(call)`, which returns its failure. The first failure is final: calls that wait after
+/// it are dropped, and their Works throw it, too.
 class InOrder final : public Progress {
  public:
   explicit InOrder(std::function<Failure(const Call&)> run) : run_(std::move(run)) {}
   ~InOrder() override { stop(); }
 
-  /// Whether the calling thread has nothing else to do than to wait for the call that runs.
+  /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all that were given before, and returns when it is done; throws how it failed. After a failure
-  /// it runs, too: it is for `run` to let it fail.
+  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
+  /// `run` decides to let it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -38,8 +38,8 @@ class InOrder final : public Progress {
     if (failure) failure.raise();
   }
 
-  /// Runs `call` later, after all that were given before. Starts the thread at the first call; throws CommError where
-  /// there can be none.
+  /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
+  /// be had.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -62,7 +62,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// What `ask()` says, under the lock, while no call runs or waits; else nothing. From any thread.
+  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -70,7 +70,7 @@ class InOrder final : public Progress {
     return ask();
   }
 
-  /// Finishes what was given and ends the thread.
+  /// Finishes all calls and ends the thread.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -81,7 +81,7 @@ class InOrder final : public Progress {
   }
 
  private:
-  /// Does what was given, or waits while another thread does.
+  /// Runs the calls, or waits while another thread does.
   template <class Enough>
   void work_until(std::unique_lock<std::mutex>& lock, const Enough& enough) {
     while (!enough()) {
@@ -91,7 +91,7 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// What a caller leaves is the background thread's.
+  /// The background thread runs the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }

@@ -24,7 +24,7 @@
 
 namespace chorus::comm {
 
-/// Numbers the calls, writes them down, and keeps how one of them failed first: later ones fail with it, too.
+/// Numbers and records the calls, and keeps the first failure: later calls fail with it, too.
 class QueuedEngine : public Engine {
  public:
   void now(const Call& call) final {
@@ -49,23 +49,23 @@ class QueuedEngine : public Engine {
   QueuedEngine(int me, int ranks, const std::vector<int>& names, std::string_view what, std::string axis = {})
       : Engine(me, ranks, names), name_(what), axis_(std::move(axis)), recorder_(me, {}, names) {}
 
-  /// Carries out one call, or throws why not. By one thread at a time.
+  /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up, after which the call that runs fails soon. From any thread.
+  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
-  /// After a call that has failed, in its thread.
+  /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes what was called. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and waits for ever for one
+      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
   }
 
   InOrder& calls() const { return *calls_; }
-  /// Which algorithm serves the call that runs.
+  /// The algorithm of the running call.
   void note(Algorithm algorithm) {
     const std::lock_guard lock(mutex_);
     recorder_.note(recorder_.newest(), algorithm);
@@ -75,7 +75,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns how it failed. The first failure of this rank's own is told to the others.
+  /// Returns its failure. The first failure of this rank's own is told to the others.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -100,7 +100,7 @@ class QueuedEngine : public Engine {
     return failure;
   }
 
-  /// Numbers a call and writes it down.
+  /// Numbers and records a call.
   Envelope begin(const Call& call) {
     Envelope envelope{.op = call.op, .dtype = call.reduction.dtype, .count = call.count};
     const auto peer = static_cast<std::size_t>(call.peer);
@@ -126,8 +126,8 @@ class QueuedEngine : public Engine {
     listener.span({rank_in_job(), call.lane(), "comm", traced.name, begun, ended, traced.args});
   }
 
-  /// How the newest call failed: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; where the group was
-  /// aborted, that is why.
+  /// The failure of the newest call: `rank 1: all_reduce #7 (sum of 10 F32), gradient bucket 2: why`; if the group was
+  /// aborted, the reason for that.
   [[gnu::cold]] Failure note_failure(std::string_view why, bool timed_out) {
     const std::lock_guard lock(mutex_);
     busy_ += recorder_.end(recorder_.newest(), true);

@@ -1,5 +1,5 @@
 #pragma once
-/// Counting bytes of engines whose libraries choose their algorithms by themselves: MPI, gloo, NCCL.
+/// Counts the bytes of engines whose libraries choose their algorithms: MPI, gloo, NCCL.
 
 #include <chorus/comm/engine/engine.hpp>
 #include <chorus/core/trace.hpp>
@@ -8,7 +8,7 @@
 
 namespace chorus::comm {
 
-/// Counts what this rank sends in a call that is done around a ring, to the next one there. `members`: see World.
+/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// `TracedCall`: how a trace calls a collective call or a message, and what it says of it.
+/// `TracedCall`: the name and the fields of a collective call or a message in a trace.
 
 #include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/transport/envelope.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// `Acceptor`: accepts connections from anybody, where only some are wanted.
+/// `Acceptor`: accepts connections from anybody, although only some are wanted.
 
 #include <sys/resource.h>
 
@@ -17,17 +17,17 @@
 
 namespace chorus::comm {
 
-/// What who accepts a connection says first: the number that the other side's proof has to be for. A new one for each
-/// connection, so that an overheard proof is of no use.
+/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
+/// that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
-  std::uint8_t encrypts = 0;  ///< 1: all that follows is encrypted
+  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
   std::array<std::uint8_t, 7> reserved{};
   Nonce nonce{};
 };
 static_assert(is_message<Challenge, 32>);
 
-/// A connection, and the first bytes that came over it.
+/// A connection and its first bytes.
 struct Accepted {
   Socket socket;
   Nonce nonce{};
@@ -43,14 +43,14 @@ struct Accepted {
   }
 };
 
-/// Who connects has to send a hello of fixed size within 5 s, or 30 s where it is encrypted, which takes a busy machine
-/// time. All are heard side by side, and nothing is allocated on their word, so that one who sends garbage, nothing, or
-/// a byte a second keeps no other one waiting. At most 1024 connections, and half as many as this process may have
-/// descriptors, are heard at once; while there are as many, those older than a quarter of a second are closed, and else
-/// new ones are not accepted.
+/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
+/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
+/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
+/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
+/// ones are not accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; where all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -64,8 +64,8 @@ class Acceptor {
       most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
   }
 
-  /// Waits for the next connection whose hello is complete. One without a socket at the deadline, and where one of the
-  /// `others` has an event.
+  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
+  /// the `others` has an event.
   [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
     while (true) {
       while (!readable_.empty()) {
@@ -79,9 +79,9 @@ class Acceptor {
     }
   }
 
-  /// How many have gone, or were closed, without a complete hello.
+  /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// Why the last one of them was, where it is known.
+  /// The reason for the last of them, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -101,12 +101,12 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts all that wait at the listener. False where some may be left there.
+  /// Accepts all connections that wait at the listener. False if some may be left.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
-      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: as if all places were taken
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
         if (!make_room()) return false;
         continue;
       }
@@ -122,7 +122,7 @@ class Acceptor {
     }
   }
 
-  /// Closes those that have had their time; they stand in the order in which they came.
+  /// Closes the connections whose time is over; they are in the order of arrival.
   bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
@@ -133,7 +133,7 @@ class Acceptor {
     return some;
   }
 
-  /// Until somebody can be heard. True where it is time to return.
+  /// Waits until a connection has data. True if it is time to return.
   bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
@@ -158,7 +158,7 @@ class Acceptor {
   bool encrypted_;
   std::string token_;
   std::chrono::seconds patience_;
-  std::vector<Accepted> waiting_;      ///< in the order in which they came
+  std::vector<Accepted> waiting_;      ///< in the order of arrival
   std::vector<std::size_t> readable_;  ///< those of them that have sent something
   std::vector<pollfd> events_;
   std::size_t strangers_ = 0;

@@ -1,7 +1,7 @@
 #pragma once
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token that chorus' own
-/// launcher made can be proved, by showing it: it is good for one job on loopback, whose port the launcher held before
-/// there were ranks.
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
+/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
+/// existed.
 
 #include <sys/random.h>
 
@@ -40,7 +40,7 @@ inline std::uint64_t random_key() {
   return key;
 }
 
-/// What the launcher's own tokens begin with; 64 random digits follow.
+/// The beginning of the launcher's own tokens; 64 random digits follow.
 inline constexpr std::string_view launched = "launched-";
 
 /// Whether this program can prove that it knows the token.
@@ -49,7 +49,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros where there is no token.
+/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -68,7 +68,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on where they differ.
+/// In a time that does not depend on the place of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);

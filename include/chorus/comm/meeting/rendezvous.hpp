@@ -1,6 +1,6 @@
 #pragma once
 /// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
-/// What they say to each other is in rendezvous_messages.hpp.
+/// Their messages are in rendezvous_messages.hpp.
 
 #include <array>
 #include <chorus/comm/meeting/acceptor.hpp>
@@ -15,14 +15,14 @@
 
 namespace chorus::comm {
 
-/// What the ranks agreed on.
+/// The agreement of the ranks.
 struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: where each rank's `listener` is
+  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
-  bool encrypted = false;                    ///< tcp: what they say there
+  bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
 
 namespace detail {
@@ -30,7 +30,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// How long somebody whose connection has ended may take to come again, before it counts as gone.
+/// The time in which a rank whose connection has ended may return before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -73,7 +73,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // agreeing needs descriptors that strangers may hold
+    acceptor.reset();  // the agreement needs descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -81,11 +81,11 @@ class Host {
   struct Rank {
     Socket socket;
     Hello hello;
-    Deadline back_by{};  ///< where its connection has ended: until when it may come again
+    Deadline back_by{};  ///< if its connection has ended: the deadline for its return
   };
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Whether all ranks are here, still. Throws CommError for one that is gone.
+  /// Whether all ranks are still here. Throws CommError for a rank that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
     for (int rank = 1; rank < world_.size; ++rank) {
@@ -113,7 +113,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or says why not.
+  /// Gives a rank its place, or the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -184,7 +184,7 @@ class Host {
     return meeting;
   }
 
-  /// Where there is none to be had: false, and a notice; an error where it was asked for.
+  /// If there is none: false, and a notice; an error if it was requested.
   bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
@@ -221,9 +221,9 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< whose hello was another one
+  std::size_t strangers_ = 0;  ///< connections with another hello
   bool encrypted_ = false;
-  bool misled_ = false;  ///< the ranks of other machines, by the address's name
+  bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
 
 /// The other ranks' side.
@@ -246,7 +246,7 @@ class Host {
   Socket host;
   Answer answer;
   const char* trouble = "no answer";
-  std::optional<Deadline> met;  // when rank 0 was last there
+  std::optional<Deadline> met;  // the time of rank 0's last answer
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
@@ -289,7 +289,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 hears of it and decides for all.
+      // Rank 0 learns of it and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));

@@ -1,16 +1,16 @@
 #pragma once
-/// What ranks and rank 0 say to each other when they meet.
+/// The messages between ranks and rank 0 at their meeting.
 ///
 /// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
 /// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
 /// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
 ///
-/// Where the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, Answer one of the rank's own
-/// challenge and of itself, and the connections of TcpTransport begin alike, see mesh.hpp: each side proves that it
-/// knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
-/// obligatory, and all that follows the Challenge is TLS 1.3 (tls.hpp): who can read and change packets on the way
-/// learns and changes nothing, but can end connections. CHORUS_TLS=0 leaves it out, on all ranks; CHORUS_TLS=1 has it
-/// on loopback, too.
+/// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
+/// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
+/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
+/// switches it on for loopback, too.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -62,7 +62,7 @@ std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
 }
 
-/// The proof of who sends `message` that it knows the token, for the other side's challenge.
+/// The proof that the sender of `message` knows the token, for the other side's challenge.
 template <class Message>
 Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
   return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
@@ -72,7 +72,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return same(message.proof, proof_of(message, challenge, token));
 }
 
-/// Who may meet where, and whether what they say there is encrypted. Throws UsageError.
+/// The rules of a meeting: its address, and whether it is encrypted. Throws UsageError.
 [[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
@@ -93,8 +93,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// Who connects does as the other side's challenge says. Throws CommError, in the name of `who` and of `there`, where
-/// that is not encrypted and has to be.
+/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
+/// the other side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -104,7 +104,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// Where the other ranks can reach this one: its machine's address on the way to rank 0. Throws CommError.
+/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;

@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclAbort`: the end of a communicator of NCCL's that has failed.
+/// `NcclAbort`: the end of a failed communicator of NCCL.
 
 #include <chorus/core/blocked_signals.hpp>
 #include <chrono>
@@ -10,8 +10,8 @@
 namespace chorus::comm {
 
 /// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator lives any more, and the thread that is to destroy those may be the
-/// one that has found out, or one that waits for a lock which that one holds.
+/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
+/// that found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -29,7 +29,7 @@ class NcclAbort {
     }
   }
 
-  /// Waits for the end of what was begun, if anything; after `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;

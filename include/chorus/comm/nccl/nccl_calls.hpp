@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclCalls`: one rank's place in a group of NCCL's, and what it has asked of it.
+/// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
 
 #include <algorithm>
 #include <chorus/comm/engine/failure.hpp>
@@ -21,10 +21,10 @@
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and how it first failed: what
-/// NcclQueue is made of. A call stands between two events: one after the compute stream's work that it needs, and one
-/// after the call. NCCL's and CUDA's codes become errors here that name rank and call; after the first the communicator
-/// is aborted, and no other call of it is made. But for the constructor, all is called under the lock.
+/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
+/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
+/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
+/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -33,10 +33,10 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or what else takes a place in the streams' order.
+  /// One call, or another event that takes a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
-    Event ready{}, done{};                 // where the stream may begin it, and where it has ended
+    Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
     bool runs = false;  // `ready` has been reached: from then on the others are waited for
     Deadline deadline{};
@@ -70,8 +70,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank has been asked to, or another one has; `call`: what this one is in, if anything. Of a group
-  /// that this rank has left, where a Work may still be asked, it asks nobody.
+  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
+  /// this rank has left the group, and a Work may still be asked, it asks nobody.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -88,8 +88,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// What NCCL says of a call: of one inside of a group, whose end tells whether it is under way; and of one by itself,
-  /// which has to be before it returns.
+  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
+  /// has to be under way before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -153,7 +153,7 @@ class NcclCalls {
     spare_.push_back(call.done);
   }
 
-  /// The communication stream waits for what the compute stream has to do so far.
+  /// The communication stream waits for the compute stream's present work.
   void open(Call& call) {
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
@@ -168,8 +168,8 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: only once it has
-  /// accepted the call is an event recorded after it.
+  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
+  /// recorded after a call only once NCCL has accepted it.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
@@ -182,7 +182,7 @@ class NcclCalls {
     return call.ticket;
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void let_compute_wait(std::uint64_t ticket) {
     const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
     const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
@@ -201,7 +201,7 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// What a capture that came to nothing has left: it never ran, and is not waited for.
+  /// The calls of a failed capture: they never ran, and nobody waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
@@ -213,7 +213,7 @@ class NcclCalls {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds out what has ended, and whether what has not is in trouble.
+  /// Finds the calls that have ended, and faults of those that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -265,7 +265,7 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from when they are issued until they are seen to have ended
+  FlightRecorder recorder_;             // calls from their issue until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
   std::condition_variable_any change_;  // something is in flight, or nothing any more
   std::deque<Call> in_flight_;

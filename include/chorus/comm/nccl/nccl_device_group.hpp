@@ -13,8 +13,8 @@
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL's, a stream for it and a thread that watches it. Where one of them gives up
-/// all others do, within milliseconds.
+/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
+/// others do so within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:

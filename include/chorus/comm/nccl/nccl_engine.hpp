@@ -26,7 +26,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to hear it where there is none.
+    // The other ranks wait for the id: they have to learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -60,7 +60,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: where nothing moves, there need be no memory that could tell the way.
+  // The same on all ranks: without numbers no memory may exist that could decide.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -118,25 +118,26 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Those in host memory go over
-/// `control`, as does the barrier. Calls are put on a stream of the communicator's own, after what the calling
-/// thread's compute stream has been given so far. Waiting, in a blocking call or for a Work, makes the compute
-/// stream wait, not the host: the host learns of a failure at the next call, and whoever waits for the device goes on
-/// because a failed communicator is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of
-/// scaled minima and maxima, are UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
+/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
+/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
+/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
 ///
 /// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory; it must outlive this,
-  /// is told when this rank gives up, and tells this rank when another one has, or has died. `timeout`: how long a call
-  /// waits for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
+  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
+  /// limit for the other ranks. Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// Collectives that `calls` makes become one launch, finished when the compute stream goes on. No barrier in it.
+  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
+  /// it.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();

@@ -14,18 +14,18 @@
 
 namespace chorus::comm {
 
-/// Orders collectives after the compute stream's work with events, and the compute stream after them when a Work is
-/// waited for; the host goes on. A thread looks at what is in flight every few milliseconds: where NCCL or CUDA report
-/// an error, or the other ranks do not come within `timeout`, it aborts the communicator, so that the device's kernels
-/// end and whoever waits for the device goes on, to meet the failure at the next call.
+/// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
+/// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
+/// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
+/// a thread that waits for the device continues, and meets the failure at the next call.
 ///
 /// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
 /// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` says how another rank has
-  /// failed, if it is known, upon which this one gives up, too; it is asked at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
+  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -41,7 +41,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those that are to be destroyed once the call is under way. Returns its ticket.
+  /// those to be destroyed once the call is under way. Returns its ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -58,7 +58,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// Calls made by `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -88,7 +88,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work that contains calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -103,7 +103,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// Has the compute stream wait for a call; the host does not.
+  /// The compute stream waits for a call; the host does not.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -128,16 +128,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller's. A thread that waits in a call of NCCL hears of it there.
+  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort where a call has failed or an
-  /// exception is on its way, since then nobody knows whether the other ranks still come. Graphs that were captured
-  /// with the communicator are to be destroyed before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
+  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, but not for ever.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and those who wait for a call hear why.
+      // The communicator was aborted, and threads that wait for a call learn the reason.
     }
     NcclAbort<Api> abort;
     {

@@ -1,9 +1,9 @@
 #pragma once
-/// What a store and those who use it say to each other.
+/// The messages between a store and its users.
 ///
-/// A visitor is sent a Challenge and answers with a StoreHello, which proves that it knows the job's token;
-/// StoreWelcome proves the same of the server. Then each request gets one reply, both of them a StoreMessage: a
-/// StoreHead, and after it each text as its length (32 bits) and its bytes.
+/// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
+/// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
+/// and after it each text as its length (32 bits) and its bytes.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users were told; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -77,8 +77,8 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds that a wait may last. Or a reply: values, a
-/// number, or what is wrong; of keys that are missing, their number and the first few.
+/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
   std::int64_t number = 0;
@@ -100,7 +100,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False where the connection ends or the deadline comes first. What is large is not copied.
+/// False if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -124,7 +124,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing where it is garbled.
+/// The texts in a message's body; nothing if it is garbled.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -142,15 +142,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory that a message takes while it comes in: its bytes, and the texts that are made of them.
+/// The memory of a message on its way in: its bytes, and the texts that are made of them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And that it takes then.
+/// And its memory then.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing where the connection ends, the deadline comes first, what comes is none, or there is no
-/// place for so many bytes: `admit(bytes)`. Memory is taken as bytes come in, not on anybody's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
+/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;

@@ -21,14 +21,14 @@
 
 namespace chorus::comm {
 
-/// Each user's connection has a thread, and what it asks is carried out at once or waits there: a few hundred
-/// connections, as a job has them. Who visits the socket and does not prove that it knows the token is told no.
+/// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
+/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
 class StoreServer {
  public:
   /// For users in this process alone: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: whoever knows `key`). Throws UsageError for a token that is too short,
-  /// and where there is none though `listener` is not on loopback.
+  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and if there is none although `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -36,7 +36,7 @@ class StoreServer {
   }
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-  /// Ends all connections: those who wait get an error.
+  /// Ends all connections: waiting users get an error.
   ~StoreServer() {
     ending_.store(true);
     if (acceptor_.joinable()) acceptor_.join();
@@ -54,7 +54,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -96,8 +96,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// One user more; those who have gone make room. Beyond the limit a connection is closed. Throws CommError where
-  /// there can be no thread for it.
+  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
+  /// can be no thread for it.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -132,9 +132,9 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for what this user asks: it loses its connection, nobody else does.
+      // There is no memory for this user's request: it loses its connection, nobody else does.
     }
-    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by who joins this thread
+    shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// `StoreTable`: what a store holds, and what each request does to it.
+/// `StoreTable`: the content of a store, and the effect of each request.
 
 #include <algorithm>
 #include <charconv>
@@ -19,13 +19,13 @@
 
 namespace chorus::comm::detail {
 
-/// Keys and values; any thread may ask.
+/// Keys and values, for any thread.
 class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory that one user's messages take on their way. All users together have most_room, beyond the small
-  /// messages, which don't wait for large ones: with as many users as there may be these are 64 MiB more.
+  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
+  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -33,15 +33,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of so many bytes. False where the deadline or `close` comes first, or
-    /// who asks is `gone`.
+    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
+    /// user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Gives back what is more than that.
+    /// Returns the room beyond that.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -64,9 +64,9 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Carries out one request. `get` and `wait` last until all their keys are there, until the request's time is over,
-  /// until `close`, or until who asks is `gone`, which is looked at now and then. A large reply takes its `room`;
-  /// throws CommError where there was none in time, `patience` for what does not wait for keys.
+  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
+  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
     try {
@@ -113,9 +113,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As TCPStore: a key that is not there is set where nothing is expected, and else what is expected comes back.
+        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // than what is expected
+        const auto other = [&]() -> const std::string* {  // other than expected
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -171,7 +171,7 @@ class StoreTable {
     return reply;
   }
 
-  /// Waits until `ready`, which is so at `close`, too.
+  /// Waits until `ready`, which also holds at `close`.
   template <class Ready>
   void wait(Lock& lock, Deadline deadline, const Gone& gone, const Ready& ready) {
     while (!ready() && Clock::now() < deadline && !gone())
@@ -225,7 +225,7 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, and after each its value: all of them or, with an error, none.
+  /// Keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
     std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();

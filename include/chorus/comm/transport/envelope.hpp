@@ -1,5 +1,5 @@
 #pragma once
-/// `Envelope`: which call a piece of data belongs to.
+/// `Envelope`: the call to which a piece of data belongs.
 
 #include <chorus/comm/engine/engine.hpp>
 #include <chorus/comm/transport/fixed_text.hpp>
@@ -7,8 +7,8 @@
 
 namespace chorus::comm {
 
-/// Which call a piece of data belongs to. It travels with every piece, and both ends compare: ranks that call different
-/// collectives get an error that names both, not a hang or wrong numbers.
+/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
   DType dtype = DType::u8;

@@ -12,10 +12,10 @@
 
 namespace chorus::comm {
 
-/// Ordinary stores have to take each line back from the other core's cache. Where the two share a cache that is quick,
+/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
 /// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which go past the caches. Between two complexes it is 2 GB/s against 10. Where threads run is not
-/// known, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
+/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
+/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
 /// timed.
 class FarCopy {
  public:
@@ -42,7 +42,7 @@ class FarCopy {
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
 #endif
     detail::copy_bytes(out + i, in + i, bytes - i);
-    finish();  // before the flag that says that it is there
+    finish();  // before the flag that announces it
   }
   static void finish() {
 #if defined(__SSE2__)
@@ -51,10 +51,10 @@ class FarCopy {
   }
 
   /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, of which the reader pays for more. A sample in which the thread was interrupted says nothing: two in a row
+  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
   /// have to agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache: it is not what is timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);

@@ -1,5 +1,5 @@
 #pragma once
-/// What messages of fixed size are made of: `FixedText`, and `is_message`, which looks for padding.
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
 
 #include <algorithm>
 #include <array>
@@ -16,16 +16,16 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// What is too long is cut off.
+  /// Longer texts are cut off.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even where a peer has sent no zero.
+  /// It ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
 
-/// Whether T can be sent as the bytes that it has: a struct of `bytes` bytes, none of them padding.
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
 template <class T, std::size_t bytes>
 inline constexpr bool is_message =
     sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;

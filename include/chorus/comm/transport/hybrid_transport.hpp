@@ -15,9 +15,9 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-  /// `tcp` joins all ranks. They tell each other where they run, and those of one machine map a region. A process with
-  /// CHORUS_HOST_ID counts as one of a machine of that name, for tests. Where one of a machine's ranks can't have the
-  /// region, as under another user, none of them does. Throws CommError.
+  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
+  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
+  /// region, for example under another user, none of them uses it. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -125,17 +125,17 @@ class HybridTransport final : public Transport {
     shm_->may_spin = may_spin;
     return *shm_;
   }
-  /// Who waits inside of the machine hears the other machines, too, and both are told whom it waits for.
+  /// A rank that waits inside of the machine also hears the other machines, and both learn for whom it waits.
   void listen_on_both_sides() {
     tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
     shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
-      if (waited < std::chrono::milliseconds(20)) return;  // a look at every connection takes its time
+      if (waited < std::chrono::milliseconds(20)) return;  // checking every connection takes time
       tcp_->check();
       if (waited >= tcp_->silence()) tcp_->tell_waiting(peer);
     };
   }
-  /// Before this rank waits for one of its machine: one of another machine, for which that one may wait, may wait for
-  /// what the network had no room for.
+  /// Before this rank waits for a rank of its machine, it sends the rest of its data to other machines: the network may
+  /// have had no room, and that rank may wait for one of them.
   template <class Ready>
   void send_until(int peer, const Ready& ready) {
     const auto deadline = Clock::now() + timeout;

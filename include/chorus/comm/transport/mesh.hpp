@@ -19,7 +19,7 @@
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the challenge of who is connected to. Where that one takes it, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -31,7 +31,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to a rank before this one, on its way.
+/// A connection to an earlier rank, on its way.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -52,11 +52,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Goes on as far as it can without waiting; true once both sides have proved that they know the token. Throws
-  /// CommError, which names the rank.
+  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
+  /// name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so where the connection has ended in good order
+      errno = 0;  // stays so if the connection has ended in good order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -78,7 +78,7 @@ class MeshCall {
   std::string who() const { return cat("rank ", world_.rank, ": "); }
   std::string whom() const { return cat("rank ", rank(), " at ", address_); }
 
-  /// Counts what has moved; true once that is all.
+  /// Counts moved bytes; true once all have moved.
   bool move(std::size_t& moved, std::size_t all, std::ptrdiff_t n) const {
     if (n < 0) {
       const int error = heard_ == 0 ? errno : 0;
@@ -101,9 +101,9 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to those before it and accepts those
-/// after it, all at once: nobody waits for one while another one could go on. Throws CommError, which names a rank that
-/// cannot be reached.
+/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
+/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
+/// that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -134,7 +134,7 @@ class MeshCall {
     auto accepted = missing == 0 && calls.empty()
                         ? Accepted()
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
-    for (int rank = 0; rank < world.size; ++rank)  // one that has formed its group and left says so before it ends
+    for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " went away before all had connected");
     if (!accepted.socket && Clock::now() >= deadline) {

@@ -1,6 +1,6 @@
 #pragma once
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: where name servers don't
-/// answer it lasts as long as the system's settings say, half a minute as a rule.
+/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
+/// lasts as long as the system's settings say, usually half a minute.
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@
 
 namespace chorus::comm::detail {
 
-/// What getaddrinfo says.
+/// The result of getaddrinfo.
 struct Found {
   int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
   sockaddr_storage storage{};
@@ -36,14 +36,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, as an IPv6 address stands in front of a port, without its brackets; any other name as it is.
+/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. An address in numbers is read at once; for a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError where there can be no such thread.
+/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
+/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {

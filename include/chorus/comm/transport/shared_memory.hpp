@@ -1,5 +1,5 @@
 #pragma once
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it where it lies.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
 
 #include <unistd.h>
 
@@ -30,14 +30,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// Which memory it is: 0 once its owner has let go of it.
+  /// The identity of the memory: 0 once its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window that shows `bytes` at `data`; one without a key where they don't lie in such memory.
+  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -73,8 +73,8 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region that a window of process `pid` shows a part of. Throws CommError where it can't be mapped, or is no
-/// longer there.
+/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
+/// exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
@@ -86,11 +86,11 @@ class SharedMemory {
 /// The regions of one other process that this one has mapped.
 class MappedWindows {
  public:
-  /// What the window of process `pid` shows; null where it can't be mapped.
+  /// The memory of the window of process `pid`; null if it can't be mapped.
   std::byte* open(int pid, const Window& window) {
     for (const auto& known : known_)
       if (known.key == window.key) return known.region.data() + window.offset;
-    std::erase_if(known_, [](const Known& known) {  // given back since
+    std::erase_if(known_, [](const Known& known) {  // released since
       return SharedMemory::key_in(known.region) != known.key;
     });
     try {

@@ -1,6 +1,6 @@
 #pragma once
-/// `Board`: what ranks that share memory tell each other beside their data: who is here, who waits for whom, who gave
-/// up. Each has a `Place` at it, where it sleeps, is woken, and finds out that a peer has died.
+/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
+/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <poll.h>
@@ -50,13 +50,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// What a rank that sleeps waits for.
+/// The reason of a sleeping rank.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
     for_data,    ///< of `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank that goes by the name `rank` and has no seat here
+    for_another  ///< for a rank with the name `rank` and without a seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -68,11 +68,11 @@ struct alignas(8) Waiting {
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
-  std::atomic<Clock::rep> pulse;     ///< while it sleeps: when it last looked around, by the machine's clock
+  std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // Of the board of a whole job: the same of its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have boards of their own.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -90,11 +90,11 @@ struct Board {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
 static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
 
-/// One rank's place at a board, from when it takes its seat until it leaves.
+/// One rank's place at a board, from taking its seat until leaving.
 class Place {
  public:
-  /// Where the board names the ranks' processes, it watches for their deaths. `names`: what messages call the ranks,
-  /// where they are some of a group.
+  /// If the board names the ranks' processes, it watches for their deaths. `names`: the ranks' names in messages, if
+  /// they are some of a group.
   Place(Board& board, int rank, int size, std::chrono::milliseconds timeout, std::vector<int> names)
       : board_(board),
         rank_(rank),
@@ -122,8 +122,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// The group's ranks go by these numbers in messages, where it is a part of the job; else it is the job, and ranks
-  /// tell each other at this board whom they wait for in groups. Before the first wait.
+  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
+  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -139,9 +139,9 @@ class Place {
   }
 
   /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, of which it waits for `what`, to ring its bell. Who sets a flag looks at the seat afterwards,
-  /// who writes to the seat looks at the flag afterwards (all sequentially consistent), so one of them sees the other.
-  /// Throws LinkError and LinkTimeout as Transport says.
+  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
+  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
+  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -161,7 +161,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // what throws leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -169,22 +169,22 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left, and `flag` stays as it is, since whatever a rank sent before it left is there by now.
+  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
-    check();  // why it has left, if it has said so
+    check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Says, now and then while it lasts, that this rank waits for one that has no seat here, and goes by that name; -1:
+  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
   /// no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// What else is to be done, at each look around, while this rank sleeps and waits for the one of that name; with how
-  /// long it has waited so far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
+  /// far. May throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
   /// Throws if a rank has given up.
@@ -200,11 +200,12 @@ class Place {
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Says whether this rank works in the others' memory. Between saying so and touching it, it calls `check`: then
-  /// either it sees that a rank has given up, or that one sees that it works (all sequentially consistent).
+  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
+  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
+  /// consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other one works in this one's memory any more. A rank that stands still
-  /// in the middle of it is waited for until the deadline.
+  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
+  /// deadline for a rank that stands still in the middle of it.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -213,7 +214,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This one does. From any thread.
+  /// This rank gives up. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -226,10 +227,10 @@ class Place {
   }
 
  private:
-  static constexpr std::chrono::milliseconds nap{20};  // of a sleeper between two looks around
+  static constexpr std::chrono::milliseconds nap{20};  // between two checks of a sleeper
   static constexpr int nobody = -1;
 
-  /// This process's place at the board of its job, where it has one.
+  /// This process's place at the board of its job, if it has one.
   struct OfJob {
     std::mutex mutex;
     Place* place = nullptr;
@@ -278,7 +279,7 @@ class Place {
     return ended && seat(who).left.load() == 0;
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int peer) const {
     int who = name_in_job(peer);
     std::string text = cat("rank ", who);
@@ -294,7 +295,7 @@ class Place {
     }
     return text;
   }
-  /// What this board tells of a rank of the job: for whom it waits.
+  /// This board's news of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -320,7 +321,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // of looking and yielding before it sleeps; fewer where ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail

@@ -1,10 +1,10 @@
 #pragma once
 /// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
 ///
-/// The region starts with a Board, see shm_board.hpp, then holds a queue for each ordered
-/// pair of ranks. A queue is an array of slots, used in turn. A slot's `full` flag says whose it is: the sender writes
-/// into an empty one and sets the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side
-/// by side, so that a short message costs one transfer between two cores' caches.
+/// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
+/// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
+/// the flag, the receiver reads a full one and clears it. Flag, envelope and data lie side by side, so that a short
+/// message costs one transfer between two cores' caches.
 
 #include <algorithm>
 #include <array>
@@ -37,7 +37,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only what the ring needs takes room now. Throws CommError where there is none.
+  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -45,8 +45,8 @@ class ShmTransport final : public Transport {
     return region;
   }
 
-  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. Where the region names the ranks' processes, it watches
-  /// for their deaths. `names`: what messages call the ranks, where these are some of a job.
+  /// Takes a seat in a zeroed region of `region_bytes(ranks)`. If the region names the ranks' processes, it watches for
+  /// their deaths. `names`: the ranks' names in messages, if they are some of a job.
   ShmTransport(std::shared_ptr<const SharedRegion> region, int me, int ranks, std::chrono::milliseconds limit,
                std::vector<int> names = {})
       : Transport(me, ranks, slot_bytes, slots, limit),
@@ -57,7 +57,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Writes down, before anyone takes a seat, which process a rank is.
+  /// Records, before anyone takes a seat, the process of a rank.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -90,7 +90,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // what follows the head is the sender's affair
+    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -141,7 +141,8 @@ class ShmTransport final : public Transport {
   void await_hands_off() noexcept override { place_.await_hands_off(); }
   bool seems_far() override { return slow_calls_ >= 2 && ++asked_ % 32 != 0; }
   void note_work_in_place(std::size_t bytes, std::chrono::nanoseconds time) override {
-    // Between cores of one cache 20 GB/s and more, between two caches 3: then copying past the caches is faster.
+    // Between cores of one cache 20 GB/s and more, between two caches 3: then a copy that bypasses the caches is
+    // faster.
     const bool slow = static_cast<double>(bytes) < 4.0 * static_cast<double>(time.count());
     slow_calls_ = slow ? slow_calls_ + 1 : 0;
   }
@@ -164,8 +165,8 @@ class ShmTransport final : public Transport {
     return *reinterpret_cast<detail::SlotHead*>(queue + next[peer] * slot_stride);
   }
 
-  /// Before `bytes` after the head of a queue's next slot are touched. Throws where the machine has no memory left:
-  /// touching them would end the process.
+  /// Call it before an access to `bytes` after the head of a queue's next slot. Throws if the machine has no memory
+  /// left: the access would end the process.
   void take_room(int from, int to, Room& room, const std::array<std::uint32_t, max_ranks>& next, std::size_t bytes) {
     const auto peer = static_cast<std::size_t>(from == rank ? to : from), all = sizeof(detail::SlotHead) + bytes;
     auto& taken = room[peer][next[peer]];

@@ -56,7 +56,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent anything.
+  /// Whether it is an address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -77,7 +77,7 @@ struct Address {
     return text;
   }
 
-  /// That of an address in numbers, `[::1]` too; nothing for a name.
+  /// From a numeric address, also `[::1]`; nothing for a name.
   static std::optional<Address> in_numbers(const std::string& text) {
     const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
     if (found.code != 0) return std::nullopt;
@@ -87,8 +87,8 @@ struct Address {
     return address;
   }
 
-  /// Looks `name` up, which may be an address in numbers, `::1` or `[::1]`, too. Throws CommError where there is no
-  /// such name, TimeoutError where nobody knows by the deadline.
+  /// Looks `name` up; it may be a numeric address, `::1` or `[::1]`, too. Throws CommError if there is no such name,
+  /// TimeoutError if there is no answer by the deadline.
   static Address resolve(const std::string& name, int port,
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
@@ -100,7 +100,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find something else under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's own.
+  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
+  /// own.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -134,7 +135,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: somebody else closes it.
+  /// Gives the socket away: its new owner closes it.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -159,8 +160,8 @@ class Socket {
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
-  /// A connection, or an empty socket with errno set when there is none by the deadline. A port that nobody listens on
-  /// can, on loopback, be connected to itself: that does not count.
+  /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+  /// listener can be connected to itself: that does not count.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
@@ -170,7 +171,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// What has gone wrong with it, once.
+  /// Its error, once.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -183,8 +184,8 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// Where both ends are on one machine, takes the plain congestion control instead of one that may pace what it sends
-  /// (BBR, which some distributions default to): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
+  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
     constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
@@ -200,19 +201,19 @@ class Socket {
     return address;
   }
 
-  /// What is sent and received from here on is encrypted, for who knows `token`. The handshake is part of the first
-  /// calls that move bytes. Throws as Tls does.
+  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
+  /// move bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
-  /// Why encryption has ended the connection, to be put after what is known of it; empty where it has not.
+  /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
     return why.empty() ? why
                        : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
   }
-  /// What to poll for, to do this.
+  /// The events to poll for.
   short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
 
-  /// Moves as many bytes as can be moved without waiting; -1 when the connection is closed or broken.
+  /// Moves as many bytes as possible without waiting; -1 if the connection is closed or broken.
   std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
     if (tls_) [[unlikely]]
       return tls_->send(bytes);
@@ -239,7 +240,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false when the connection ends or the deadline comes first.
+  /// Moves all bytes; false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -265,13 +266,13 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all that it sent has been read; or the connection is broken.
+  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && !would_wait());
   }
-  /// The same, whether all has been read or not.
+  /// The same, even if some data have not been read.
   bool hung_up() const {
     pollfd entry{fd_, POLLRDHUP, 0};
     return poll(&entry, 1, 0) > 0;
@@ -284,7 +285,7 @@ class Socket {
   std::unique_ptr<Tls> tls_;
 };
 
-/// The bytes of a struct that is sent as it is.
+/// The bytes of a struct that is sent unchanged.
 template <class T>
 requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
   return {reinterpret_cast<std::byte*>(&value), sizeof value};

@@ -1,7 +1,7 @@
 #pragma once
 /// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another
-/// one. A process that dies closes both; the others see the news connection end without a goodbye.
+/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
+/// process that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -42,19 +42,19 @@ class TcpTransport final : public Transport {
  public:
   static constexpr std::size_t slot_bytes = 512 * 1024, slots = 8;
 
-  /// The connections to one peer, with what is half sent and half received.
+  /// The connections to one peer, with half-sent and half-received data.
   struct Peer {
     Socket data, news;
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
-    std::array<const std::byte*, slots> from{};  ///< by slot: the data, where it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have gone
+    std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
+    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
     detail::PieceHead head;                      ///< of the piece that comes in
-    std::size_t received = 0;                    ///< bytes of it that have come, with its head
-    std::byte* place = nullptr;                  ///< where it is to go, if it is the announced one; else to `in`
+    std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
-    detail::News last;  ///< the news that come in
+    detail::News last;  ///< the last news
     std::size_t news_received = 0;
     bool left = false;
     int waits_for = -1;
@@ -66,15 +66,15 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Says that this rank leaves: not where it has never been connected to all, whose others shall know that it is gone,
-  /// nor in a process that has been forked from it.
+  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
+  /// that it is gone, nor in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
     if (complete) tell_all({.kind = detail::News::leaves});
   }
 
-  /// By rank; to be connected before anything else is called. This rank's own entry stays empty.
+  /// By rank; connect them before any other call. This rank's own entry stays empty.
   Peers& peers() { return peers_; }
 
   std::byte* acquire(int peer) override {
@@ -116,8 +116,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. Who leaves so much of its news
-  /// unread that they queue up here is not told: reasons to give up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
+  /// its news unread that they queue up here is not told: reasons for giving up need that room.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -132,15 +132,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// What else is to be done, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// How long it waits before it says so: at the others' deadlines they shall know. Sooner would be noise: each rank
-  /// tells each other one, and on a busy machine that takes longer than what they wait for.
+  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
+  /// rank tells each other one, and on a busy machine that takes longer than the wait.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends what goes; where some is left, waits for room for it, `most` at most. False where nothing is left.
+  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -186,7 +186,7 @@ class TcpTransport final : public Transport {
     push(peer);
   }
 
-  /// Sends what goes without waiting.
+  /// Sends as much as possible without waiting.
   void push(int peer) {
     auto& p = at(peer);
     while (p.used != 0) {
@@ -212,7 +212,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives what is there; true once a whole piece is.
+  /// Receives the arrived data; true once a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -230,8 +230,8 @@ class TcpTransport final : public Transport {
     }
   }
 
-  /// The data connection has ended: the news may say why, or end too. That a rank leaves may be heard before the last
-  /// of what it sent has come.
+  /// The data connection has ended: the news may give the reason, or end too. The news that a rank leaves may arrive
+  /// before the last of its data.
   [[noreturn, gnu::cold]] void lost(int peer) {
     for (int i = 0; i < 10 && !at(peer).left; ++i) {
       read_news();
@@ -247,7 +247,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends what other peers have room for, and hears the news.
+  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -306,7 +306,7 @@ class TcpTransport final : public Transport {
       if (at(who).news) at(who).news.try_send(bytes_of(news));
   }
 
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the one to look at.
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
   [[gnu::cold]] std::string chain(int who) {
     auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {

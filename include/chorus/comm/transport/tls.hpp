@@ -1,9 +1,9 @@
 #pragma once
 /// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
 ///
-/// Both sides prove in the handshake that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
-/// beside a Diffie-Hellman exchange, so that who learns the token later can't read what was overheard before. One
-/// suite, no certificates, no tickets, no early data: there is nothing to be negotiated down to.
+/// In the handshake both sides prove that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that a later leak of the token does not reveal earlier traffic. One suite, no
+/// certificates, no tickets, no early data: a downgrade is impossible.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -23,22 +23,22 @@ class Tls {
  public:
   enum class Side { server, client };
 
-  /// Over `fd`, which does not block and stays the caller's. Throws UsageError where the program was built without
-  /// OpenSSL, CommError where OpenSSL fails.
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError if the program was built without
+  /// OpenSSL, CommError if OpenSSL fails.
   Tls(int fd, Side side, const std::string& token);
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
   ~Tls();
 
-  /// Moves what can be moved without waiting, the handshake first; -1 when the connection is closed or broken, or the
-  /// other side proves nothing. What `send` has not moved whole it is to be given again.
+  /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
+  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// What the last call that moved nothing waits for: POLLIN or POLLOUT.
+  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and nobody has received yet.
+  /// Whether there are bytes that have left the socket and have not been received.
   bool holds_bytes() const;
-  /// What is wrong, as OpenSSL says it; empty where nothing is, and where the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
   std::string trouble() const;
 
  private:
@@ -54,7 +54,7 @@ class Tls {
   std::array<unsigned char, 32> key_{};
   std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
-  std::size_t held_ = 0;    ///< bytes that lie in `out_` and the caller has not been told of
+  std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key
   bool proven_ = false;
   short awaits_ = 0;

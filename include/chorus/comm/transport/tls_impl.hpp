@@ -67,8 +67,7 @@ inline SSL_CTX* tls_context() {
 
 }  // namespace detail
 
-/// The socket as OpenSSL's BIO; its own would raise SIGPIPE where the other end is gone. What is written goes to
-/// `out_`.
+/// The socket as OpenSSL's BIO; OpenSSL's own would raise SIGPIPE if the other end is gone. Written data go to `out_`.
 struct Tls::Socket {
   static BIO_METHOD* method() {
     static BIO_METHOD* const method = [] {
@@ -147,7 +146,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // why it is refused, for the other side to know
+    flush();  // the reason of the refusal, for the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -167,7 +166,8 @@ CHORUS_INLINE bool Tls::shake_hands() {
   return proven_;
 }
 
-/// What has become of a call of OpenSSL: false, with what it awaits, or without where the connection has ended.
+/// The result of a call of OpenSSL: false, with the event that it waits for, or without one if the connection has
+/// ended.
 CHORUS_INLINE bool Tls::succeeded(int code) {
   awaits_ = 0;
   if (code == 1) return true;
@@ -180,7 +180,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends what is encrypted; true once all of it has gone.
+/// Sends the encrypted data; true once all of them have gone.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {

@@ -1,5 +1,5 @@
 #pragma once
-/// `Transport`: links between the ranks of a group, over which the algorithms of `ring.hpp` are written once.
+/// `Transport`: links between the ranks of a group. The algorithms, such as `ring.hpp`, are written once over them.
 
 #include <atomic>
 #include <chorus/comm/transport/envelope.hpp>
@@ -15,7 +15,7 @@
 
 namespace chorus::comm {
 
-/// Why a link failed, in words that name the peer. The communicator adds its own rank and the operation.
+/// The reason why a link failed, with the name of the peer. The communicator adds its own rank and the operation.
 struct LinkError : Error {
   using Error::Error;
 };
@@ -32,9 +32,9 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 /// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
 /// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
 ///
-/// Every call that waits throws LinkTimeout when the peer makes no progress for `timeout`, and LinkError when a process
-/// of the group has died, when a rank has called `abort`, and when the peer has left. But for `abort`, for one thread
-/// at a time.
+/// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
+/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// time.
 class Transport {
  public:
   struct Piece {
@@ -51,13 +51,13 @@ class Transport {
 
   /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into what `acquire` gave: faster than memcpy where a transport knows better.
+  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of what `acquire` gave.
+  /// Sends the first `bytes` of the memory of `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which stays as it is until `flush`, in one piece.
+  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
@@ -66,52 +66,53 @@ class Transport {
   virtual bool copies() const { return true; }
   /// Waits for the next piece from `peer`; `release` gives its room back.
   virtual Piece receive(int peer) = 0;
-  /// The same where the piece is to be stored: if it is the one that is announced, it may be at `place` already.
+  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all that was published has left this rank: it arrives whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same, where that costs a look at other processes: throws if one of the group has died, too.
+  /// The same with a check of other processes: throws if one of the group has died, too.
   virtual void check_peers() { check(); }
   /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
   /// any thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// What messages call the ranks of a group that is a part of the job: their numbers there; else empty. Once, before
-  /// the first call.
+  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, the machine where it runs, where that makes a difference: links within one are the fast ones. Else empty.
+  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
 
-  /// Memory that the other ranks can read and write where it lies; null where a transport has no such, or needs none.
+  /// Memory that the other ranks can read and write directly; null if a transport has none, or needs none.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
-  /// How others find this rank's data; without a key where they can't reach it.
+  /// How others find this rank's data; without a key if they can't reach it.
   virtual Window window(std::byte*, std::size_t) { return {}; }
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null where this process is not allowed to.
+  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
-  /// Says when this rank begins and ends to work in the others' memory. In between it calls `check` before all it does.
+  /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
+  /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which may then be used for anything.
+  /// After a failure: waits until no other rank works in this one's memory, which is then free.
   virtual void await_hands_off() noexcept {}
-  /// Whether working in the others' memory has lately been slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue would be.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether it is worth asking; all ranks of a group have the same here.
+  /// Whether the question is useful; all ranks of a group have the same here.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts what is sent: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
   bool counts_bytes = true;
-  /// Who is told of each step of an algorithm, instead of `trace::listening()`; null: nobody else is.
+  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;

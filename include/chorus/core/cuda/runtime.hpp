@@ -1,5 +1,5 @@
 #pragma once
-/// The CUDA runtime with chorus's errors: checked calls, which devices there are, and which one a thread works on.
+/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
 
 #include <cuda_runtime_api.h>
 
@@ -35,13 +35,13 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError where a library's call, which says that all is well, has left an error of the runtime's, of which
-/// the next kernel would be accused. That there is no GPU, or no driver, is told where one is asked for.
+/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
+/// for it. A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// An error that is known by now, or that a question was answered by, is not the next call's.
+/// A known error, or the answer to a question, must not be found by the next call.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -61,10 +61,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 where there is none, or no driver.
+/// The number of GPUs that this process can use; 0 without a GPU or a driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError, which says what this machine has, unless `device` exists.
+/// Throws DeviceError with the machine's devices unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -76,7 +76,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError where that doesn't exist.
+/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -97,7 +97,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// What the runtime has made, by its handle, which `free` gives back.
+/// An object of the runtime, by its handle, which `free` releases.
 template <auto free>
 struct GiveBack {
   template <class Handle>

@@ -1,7 +1,7 @@
 #pragma once
 /// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as it does on the CPU: what a thread enqueues runs after all that was enqueued before. A thread that wants a
-/// stream of its own (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
+/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
 
 #include <array>
 #include <chorus/core/cuda/runtime.hpp>
@@ -13,8 +13,8 @@
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before it goes: memory that was
-/// taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
+/// was taken on it stays with its handle, which the next stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -42,7 +42,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 }
 }  // namespace detail
 
-/// The compute stream that all threads share. Throws DeviceError where the device does not exist.
+/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
@@ -55,7 +55,7 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// Where this thread's work on `device` goes: its StreamScope's stream, or else the compute stream.
+/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
@@ -67,7 +67,7 @@ struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
 };
 
-/// Whether what is enqueued on `stream` is being captured into a graph.
+/// Whether work on `stream` is being captured into a graph.
 inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
@@ -75,7 +75,7 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// False. To the runtime the answer was an error, which the next call must not find.
+/// Returns false. For the runtime the answer was an error, which the next call must not find.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
@@ -93,11 +93,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks what `stream`, of this event's device, has been given so far.
+  /// Marks the work that `stream`, of this event's device, has so far.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// What `stream`, of any device, is given from now on runs after the mark.
+  /// Later work of `stream`, of any device, runs after the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true where nothing was ever marked.
+  /// Whether all marked work is done; true if nothing was ever marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -110,8 +110,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// What `later` is given from now on runs after all that `earlier`, a stream of `device`, has been given so far. May be
-/// captured: it then joins `later` to the capture.
+/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
+/// `later` joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -119,8 +119,7 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// How long `synchronize` waits unless it is told otherwise. Far above any kernel's time: it ends a wait for peers that
-/// are gone.
+/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
 /// Calls `done()` until it is true. Throws TimeoutError after `limit`.
@@ -135,8 +134,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all that it has been given. Throws DeviceError for errors of that work, and
-/// TimeoutError.
+/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {

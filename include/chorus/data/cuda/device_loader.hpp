@@ -1,5 +1,5 @@
 #pragma once
-/// DeviceLoader: a loader's batches on a GPU, each on its way while the GPU works on the one before.
+/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
 
 #include <algorithm>
 #include <array>
@@ -35,8 +35,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. There are two of
-/// each, which take turns.
+/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
+/// turns.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -56,17 +56,17 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // which may be writing where nobody has read yet
+      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
     } catch (const Error&) {
-      // The device is broken: nothing of it will be read.
+      // The device is broken: nothing will be read.
     }
   }
 
   std::optional<Tensors>& current() { return current_; }
-  /// The loop has come to a second batch.
+  /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch, which the thread's current stream reads after it has come.
+  /// The next batch. The thread's current stream reads it after its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -86,8 +86,8 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may be others, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may be others
+    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
+    cuda::Event read;    // the tensors' numbers may change
   };
 
   // On the pass's own thread.
@@ -118,7 +118,7 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // What somebody still has stays as it is.
+    // Tensors that the program still holds stay as they are.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
       cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
@@ -141,11 +141,11 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader, which must outlive it, on `device`: tuples of the tensors of each, images and
-/// labels of images. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A batch is copied by a stream of
-/// its own, from pinned memory, while the GPU still works on the one before; the loop's stream waits for it on the GPU
-/// alone. What the loop keeps of a batch stays as it is. What the loader throws is rethrown at the batch where it
-/// happened. One pass at a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
+/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
+/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
+/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
+/// a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;

@@ -23,12 +23,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// How many of the block's keys query `i` of it sees.
+/// The number of the block's keys that its query `i` sees.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf where a query sees no key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -47,8 +47,8 @@ void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T*
   }
 }
 
-/// factors[i, j] = 0 where the weight of query i and key j is dropped, else 1 / (1 - p): the numbers that `dropout`
-/// would give to the elements of [samples, heads, queries, keys].
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
 template <class T>
 void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
   const std::uint32_t threshold = dropout_threshold(s.dropout);

@@ -1,6 +1,6 @@
 #pragma once
-/// The lines of a tensor along one axis, as registers see them. A kernel over an axis is written once, against `Row`
-/// and `Columns` alike: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
+/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -14,7 +14,7 @@ struct Row {
   Index result;  ///< of the line's place in [outer, inner]
   Index length;
 
-  /// `value(offset, count)` is a packet of what to combine; every lane gets the whole line's result.
+  /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
   template <class Op, class Value>
   Packet<T> reduce(Op op, const Value& value) const {
     return splat(Op::fold(reduce_packets<T>(at, at + length, splat(Op::neutral), op, [&](Index i, auto count) {
@@ -42,7 +42,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across.
+/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -78,8 +78,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with every Row, or with every Columns where `inner` is not 1: those
-/// from `first` (of inner) on.
+/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
+/// `first` (of inner) on.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {

@@ -12,7 +12,7 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Memory for numbers per channel, kept for the next call of this thread that asks for the same slot.
+/// Memory for numbers per channel, kept for this thread's next call with the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
@@ -20,7 +20,7 @@ T* channel_scratch(Index count) {
   return numbers.data();
 }
 
-/// What normalises the elements of a line.
+/// The normalisation of the elements of a line.
 template <class T>
 struct Normaliser {
   Packet<T> mean, scale, shift;
@@ -35,7 +35,7 @@ struct Normaliser {
   Packet<T> operator()(const Packet<T>& x) const { return pmadd(psub(x, mean), scale, shift); }
 };
 
-/// `value` where a ReLU lets `x` through, else 0.
+/// `value` if a ReLU passes `x`, else 0.
 template <class T>
 Packet<T> where_positive(const Packet<T>& x, const Packet<T>& value) {
   const auto zero = splat(T{0});
@@ -126,7 +126,7 @@ void batch_norm_forward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* w
 }
 
 namespace detail {
-/// The sums of batch_norm_backward_sums; `gradient(line)` makes what gives a line's dy.
+/// The sums of batch_norm_backward_sums; `gradient(line)` makes the function for a line's dy.
 template <class T, class Gradient>
 void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, double* sums, const Gradient& gradient) {
   sum_channels<T>(device, shape, sums, [&](const auto& line, Index, double* own) {
@@ -143,7 +143,7 @@ void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, do
   });
 }
 
-/// batch_norm_backward_input likewise.
+/// The same for batch_norm_backward_input.
 template <class T, class Gradient>
 void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
                     const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
@@ -159,7 +159,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
-    // Where the statistics were constants x doesn't count, infinite neither.
+    // With constant statistics x doesn't count, even if it is infinite.
     if (sums == nullptr)
       return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
@@ -169,7 +169,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
   });
 }
 
-/// A gradient that no ReLU is in front of, or that is masked already.
+/// A gradient without a ReLU in front of it, or one that is masked already.
 template <class T>
 auto as_it_is(const T* dy) {
   return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
@@ -225,7 +225,7 @@ void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T*
           };
         },
         detail::as_it_is<T>(masked));
-  // y is computed anew: that takes less time than to read it, and nothing is written but dx.
+  // y is computed anew: that takes less time than reading it, and nothing is written but dx.
   const auto through = [&](const auto& line) {
     const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
     return [x, dy, normal](Index i, auto count) {

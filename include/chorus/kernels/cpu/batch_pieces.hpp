@@ -1,5 +1,5 @@
 #pragma once
-/// How batch normalisation goes through a batch: a few samples of a channel at a time.
+/// Batch normalisation's walk through a batch: a few samples of a channel at a time.
 
 #include <algorithm>
 #include <chorus/core/device.hpp>
@@ -60,8 +60,8 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// Pieces of a batch: a few samples at a time, at most `most`, so that what is read twice is read from the cache, and
-/// memory is read in as many streams as processors follow. Of samples that are rows of channels there are `most_rows`:
+/// Pieces of a batch: a few samples at a time, at most `most`, so that the second read comes from the cache, and memory
+/// is read in no more streams than processors follow. For samples that are rows of channels the limit is `most_rows`:
 /// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
 struct BatchPieces {
   ChannelShape shape;
@@ -74,8 +74,8 @@ struct BatchPieces {
   }
   Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
 
-  /// Calls `f(line)` for a piece in the order of its channels; a line is all that one channel has in it, or a packet of
-  /// channels where inner is 1.
+  /// Calls `f(line)` for a piece in the order of its channels; a line is all of one channel's numbers in it, or a
+  /// packet of channels if inner is 1.
   template <class T, class F>
   void for_lines(Index piece, const F& f) const {
     const Index sample = shape.channels * shape.inner, begin = piece * rows * sample, n = samples(piece);
@@ -88,9 +88,9 @@ struct BatchPieces {
   }
 };
 
-/// sums: [2, channels], what `f(line, elements of a channel in it, sums)` adds up for the lines of all pieces. Each
-/// piece has sums of its own, which are added in their order: threads take samples, as other operations do, and find
-/// them in their caches.
+/// sums: [2, channels], the results of `f(line, elements of a channel in it, sums)` over the lines of all pieces. Each
+/// piece has its own sums, which are added in their order: threads take samples, like other operations, and find them
+/// in their caches.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
@@ -107,7 +107,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` for the lines of all pieces, which are small: many threads find one.
+/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that each thread finds one.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
   const BatchPieces pieces(shape, 4, 2);

@@ -1,6 +1,6 @@
 #pragma once
-/// Columns side by side, for kernels that go over an axis several times: their rows are read as neighbours, and what
-/// has been read once is found in the cache.
+/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
+/// second pass finds them in the cache.
 
 #include <algorithm>
 #include <chorus/kernels/axis_shape.hpp>
@@ -8,7 +8,7 @@
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: what is kept of each stays in the first-level cache.
+/// The most columns of a block: the kept numbers of each stay in the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
@@ -61,8 +61,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads where it pays, with blocks of all columns, as many at a time as stay in the
-/// second-level cache with another array of their size.
+/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
+/// together with another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));

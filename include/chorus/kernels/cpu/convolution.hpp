@@ -124,7 +124,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
     const Pixels pixels = raster.pixels(count);
     const Runs runs = runs_of(pixels, lanes<T>);
-    // dy as `b`'s pixels lie: without gaps, as they are computed in one run, or as in one run for each image.
+    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run for each image.
     const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
     const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
@@ -143,8 +143,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
                       dw + o * k + p, k);
     });
   };
-  // The batch in slices with sums of their own, added up in pairs: shorter sums, smaller rounding errors, and work for
-  // threads. Their number is a matter of the shape alone.
+  // The batch in slices with sums of their own, which are added in pairs: shorter sums, smaller rounding errors, and
+  // work for threads. Their number depends on the shape alone.
   const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
@@ -190,7 +190,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     return;
   }
 
-  // Longer sums are added onto what is there at once, as below.
+  // Longer sums are added to the old values at once, as below.
   if (suits_1x1<T>(s) && (!accumulate || filters <= gemm_depth)) {
     for (Index group = 0; group < s.groups; ++group)
       multiply_images<T>(Trans::yes, s.batch, channels, filters, image, weight + group * filters * channels,
@@ -207,7 +207,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
-  // Pixels that no tap meets.
+  // Pixels that no tap reads.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
@@ -258,7 +258,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
-  // Planes in the order of memory, so that each thread reads what it has written.
+  // Planes in the order of memory, so that each thread reads its own results.
   const Scratch<T> sums(device, planes);
   parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
     for (Index plane = first; plane < first + count; ++plane)

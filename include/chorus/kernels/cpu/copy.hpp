@@ -69,7 +69,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: `count` neighbouring elements to (or added to) where they belong.
+/// The opposite: writes (or adds) `count` neighbouring elements to their places.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -101,7 +101,7 @@ void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) 
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // what most enlarged images have
+    if (times == 2)  // the common case of enlarged images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -156,8 +156,8 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. These two are
-/// copied as a matrix that is transposed, for each place along the rest of the axes.
+/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
+/// along the other axes these two are copied as a matrix that is transposed.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
@@ -190,7 +190,7 @@ struct TransposedView {
   }
 };
 
-/// `runs` as such a view, if it is one.
+/// `runs` as such a view, if possible.
 inline std::optional<TransposedView> transposed_view(const StridedRuns& runs) {
   std::size_t unit = 1;
   while (unit < runs.rank() && runs.stride(unit) != 1) ++unit;
@@ -216,13 +216,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // Where there are many matrices, each thread has its own: no two read or write one line.
+  // If there are many matrices, each thread has its own: no two threads read or write one line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Else each has a range of the first axis that is longer than 1.
+  // Otherwise each has a range of the first axis that is longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;

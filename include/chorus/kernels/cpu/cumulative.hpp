@@ -17,7 +17,7 @@ struct RunningColumns {
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several at a time don't wait for each other's last number.
+/// Lines along memory. Several lines at a time don't wait for each other's last number.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;

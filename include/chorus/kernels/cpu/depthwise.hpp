@@ -1,6 +1,6 @@
 #pragma once
-/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for those of matrices.
-/// A row of the result is computed packet by packet from a raster of its plane.
+/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for matrix products. A
+/// row of the result is computed packet by packet from a raster of its plane.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
@@ -21,7 +21,7 @@ inline bool suits_depthwise(const Conv2dShape& s) {
          s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
-/// The taps that meet a pixel: which of the kernel's, their places in a raster from the pixel's on, and their weights.
+/// The taps of a pixel: their numbers in the kernel, their places in a raster from the pixel's on, and their weights.
 template <class T>
 struct DepthwiseTaps {
   Index count = 0;
@@ -33,7 +33,7 @@ struct DepthwiseTaps {
   }
 };
 
-/// Rows of which as many as registers hold are computed at a time.
+/// Rows that are computed at a time, as many as registers hold.
 inline constexpr Index depthwise_block = 4;
 
 /// Calls f(i, rows), with constants, for blocks of rows.
@@ -97,8 +97,8 @@ void depthwise_forward(Cpu device, const Conv2dShape& s, const T* x, const T* we
   });
 }
 
-/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. Where `taps` is a constant, their
-/// sums stay in registers.
+/// sums[t] += sum over the pixels of dy * raster[offsets[t] + the pixel's position]. If `taps` is a constant, the sums
+/// stay in registers.
 template <class T, class Taps>
 void depthwise_sums(Index rows, Index columns, Taps taps, const T* dy, const Index* offsets, const T* raster,
                     Index pitch, T* sums) {
@@ -143,7 +143,7 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
   });
 }
 
-/// dx's pixels in phases: those of a phase are met by the same taps of dy's raster, at the same distances.
+/// dx's pixels in phases: the pixels of a phase have the same taps of dy's raster, at the same distances.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;

@@ -19,8 +19,8 @@ struct ColumnsOfRow {
   Index width, begin, count;
 };
 
-/// `out = in / (1 - p)` where the element is kept, else 0, or is added to. in, out: [samples, rows, columns.count];
-/// what is kept is what dropout of [samples, rows, columns.width] keeps there.
+/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. The kept elements
+/// are those that dropout of [samples, rows, columns.width] keeps there.
 template <class T>
 void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
                      const RandomKey& key, bool accumulate) {

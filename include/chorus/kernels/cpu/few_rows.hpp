@@ -1,5 +1,5 @@
 #pragma once
-/// A linear layer of a few rows, as inference of one sample and each step of a recurrent layer have it.
+/// A linear layer of a few rows, as in inference of one sample and in each step of a recurrent layer.
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -47,7 +47,7 @@ void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias
 /// Columns [first, first + count) of `Rows` rows.
 template <int Rows, class T>
 void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
-  // With as many sums as there are registers for.
+  // With as many sums as registers can hold.
   constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
   const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
   Index j = first;

@@ -13,15 +13,15 @@
 
 namespace chorus::kernels {
 
-/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), + where it is the inverse.
+/// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of a line that goes in: cut, or continued with zeros, to what the transform takes
+  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of a line that comes out: cut likewise
+  Index out;     ///< numbers of an output line: cut likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 of the first and, where n is even, the last;
-  /// `middle` of those between, each of which stands for two.
+  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
+  /// for those between, each of which stands for two.
   double middle;
 
   /// The transform of the gradient: transposed, as that of the real and imaginary parts.
@@ -32,13 +32,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// What a thread keeps from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program whose lengths all differ must not keep the factors of each
+      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -51,7 +51,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. Of length 1 it is itself: kissfft reads memory that it doesn't have.
+  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -75,7 +75,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` of them.
+/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -102,7 +102,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex, of which the first n/2 + 1 say all; not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {

@@ -7,8 +7,8 @@
 
 namespace chorus::kernels::detail {
 
-/// Whether `gemm_few_rows` is the faster way: to pack b would take as long as some of c's rows. The last panel of a's
-/// rows must be nearly full.
+/// Whether `gemm_few_rows` is faster: packing b would take as long as some of c's rows. The last panel of a's rows must
+/// be nearly full.
 template <class T>
 bool suits_few_rows(Index m, Index n) {
   constexpr Index w = tile_columns<T>;
@@ -16,7 +16,7 @@ bool suits_few_rows(Index m, Index n) {
 }
 
 /// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, as it lies, and a is packed. Each number has the same bits as in the other way.
+/// read once, in place, and a is packed. Each number has the same bits as in the other way.
 template <class T>
 void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
                    const T* bias_n) {

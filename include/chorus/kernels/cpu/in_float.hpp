@@ -23,7 +23,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument for the kernel for floats: as it is, or, for an array, a copy in float. Null stays null.
+/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -55,16 +55,16 @@ template <Narrow T>
 detail::NarrowArray<T> reads(const T* data, Index count) {
   return {nullptr, data, count};
 }
-/// An array that a kernel overwrites, or, where `keep`, adds to; null stays null.
+/// An array that a kernel overwrites, or, with `keep`, adds to; null stays null.
 template <Narrow T>
 detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// One of float is written as it lies.
+/// An array of float is written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies in place of the arrays, and stores what it has written.
+/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {

@@ -15,7 +15,7 @@ namespace chorus::kernels {
 
 namespace detail {
 inline bool all_inside(Index count, const std::int64_t* index, Index axis) {
-  Index negative = 0;  // less than 0 where an index, or what is left above it, is
+  Index negative = 0;  // negative if an index, or its distance to the limit, is
   for (Index i = 0; i < count; ++i) negative |= index[i] | (axis - 1 - index[i]);
   return negative >= 0;
 }
@@ -25,8 +25,8 @@ inline void check_indices(std::string_view operation, Index count, const std::in
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
 
-/// Calls f(o, pick) for all of `outer`, each with the number `pick` of what was picked before it, by several threads
-/// where each of them picks enough.
+/// Calls f(o, pick) for all of `outer`, each with the number `pick` of earlier picks, on several threads if each of
+/// them picks enough.
 template <class F>
 void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
@@ -34,8 +34,8 @@ void for_outer(Index outer, Index picked, const F& f) {
   });
 }
 
-/// The same with an index for each element, [outer, count, inner]. Throws UsageError for one outside of the axis: the
-/// first, whatever the threads, and what has been written by then nobody reads.
+/// The same with an index for each element, [outer, count, inner]. Throws UsageError for the first index outside of the
+/// axis, whatever the number of threads; nobody reads the results up to then.
 template <class F>
 void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
   const Index picked = count * whole.inner;
@@ -66,7 +66,7 @@ void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, 
   detail::check_indices("index_select", count, index, whole.axis);
   const auto bytes = static_cast<std::size_t>(whole.inner) * sizeof(T);
   if (bytes == 0) return;
-  if (whole.inner == 1) {  // single numbers: a call for each would take longer than its copy
+  if (whole.inner == 1) {  // single numbers: a call for each would take longer than the copy
     return detail::for_outer(whole.outer, count, [=](Index o, Index pick) {
       for (Index i = 0; i < count; ++i) y[pick + i] = x[o * whole.axis + index[i]];
     });

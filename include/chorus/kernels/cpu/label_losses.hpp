@@ -1,5 +1,5 @@
 #pragma once
-/// What losses by labels have in common: labels that are looked at, and losses that are added up.
+/// The common part of losses by labels: checked labels, and summed losses.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, which names the sample
-/// and its label, where one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
+/// label, if one lies outside of [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -47,7 +47,7 @@ void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, Sam
   loss[0] = static_cast<T>(total);
 }
 
-/// What a sample's gradient is multiplied by.
+/// The factor of a sample's gradient.
 template <class T>
 T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
   if (reduction == Reduction::none) return dloss[i];

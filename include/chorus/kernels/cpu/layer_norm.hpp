@@ -22,7 +22,7 @@ std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, 
     const auto d = psub(load(x + i, count), mean);
     return pmul(d, d);
   });
-  // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+  // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
   const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
     return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
                                 : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
@@ -35,7 +35,7 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  // Flattened: loops in functions of their own read for each packet what they reach through references.
+  // Flattened: loops in separate functions would read the referenced values again for each packet.
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
@@ -51,7 +51,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
 }
 
 namespace detail {
-/// Rows whose sums for dweight and dbias are made one after the other, and added up in pairs then.
+/// Rows whose sums for dweight and dbias are made one after the other, and then added in pairs.
 inline constexpr Index affine_rows = 32;
 }  // namespace detail
 

@@ -28,7 +28,7 @@ Eigen::Map<Matrix<T>> matrix(T* from, Index i, Index rows, Index columns) {
   return Eigen::Map<Matrix<T>>(from + i * rows * columns, rows, columns);
 }
 
-/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError where an a is singular to the last bit.
+/// x with a x = b. a: [count, n, n]; b, x: [count, n, k]. Throws UsageError if an a is exactly singular.
 template <std::floating_point T>
 void solve(const char* operation, Index count, Index n, Index k, const T* a, const T* b, T* x) {
   if (n == 0) return;
@@ -64,7 +64,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError where an a is not positive definite.
+/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {

@@ -76,7 +76,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   run(std::make_index_sequence<N>());
 }
 
-/// Likewise; sums over repeated axes stay in float to their end.
+/// The same; sums over repeated axes stay in float until their end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,

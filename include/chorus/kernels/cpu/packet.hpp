@@ -1,13 +1,13 @@
 #pragma once
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and sums in an order that is fixed (whatever
-/// the alignment) and accurate.
+/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
+/// for any alignment.
 
 #include <chorus/core/config.hpp>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
-// GCC's own AVX-512 header leaves registers undefined, of which GCC up to 12 then warns wherever it inlines them.
+// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -21,7 +21,7 @@
 
 namespace chorus::kernels {
 
-/// The widest register of this build for `T`; `T` itself where Eigen does not vectorise.
+/// The widest register of this build for `T`; `T` itself if Eigen does not vectorise.
 template <class T>
 using Packet = typename Eigen::internal::packet_traits<T>::type;
 
@@ -77,7 +77,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: stores with a mask take dozens of cycles on some processors.
+// In halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -128,7 +128,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to what is there.
+/// Writes the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -157,8 +157,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet past the caches, to an aligned address, where they couldn't keep it until it is read: its line is
-/// not fetched first, and takes no other's place. Before other threads are told of it: `finish_streams`.
+/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
+/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -190,7 +190,7 @@ Packet<T> load(const T* from, Count count, T fill) {
 }
 
 /// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds what it needs by value: what it reaches through a reference is read anew after each store.
+/// is faster if it holds its inputs by value: references are read anew after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -205,14 +205,14 @@ void parallel_packets(Index n, F f) {
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is that, else `extremum`, which is of all lanes. (Eigen goes lane by lane where NaN is to win.)
+/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// What `reduce_packets` and `reduce_rows` combine with. Max and Min let NaN win.
+/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -233,7 +233,7 @@ struct Min {
 };
 
 /// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share what is long, in the same
+/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
 /// order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {

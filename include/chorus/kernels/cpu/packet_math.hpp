@@ -1,6 +1,6 @@
 #pragma once
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's where it has them and
-/// they are exact enough, our own, or element by element.
+/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
+/// accurate enough, our own, or element by element.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_pow.hpp>
@@ -11,7 +11,7 @@
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for what Eigen has no register function for.
+/// `function` element by element: for functions that Eigen lacks for registers.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -20,8 +20,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial; the power of
-/// two comes from adding a number so large that the integer part ends up in the lowest bits.
+/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
+/// two comes from adding a large number, which puts the integer part into the lowest bits.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -106,8 +106,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round in another way (then
-/// ranks that take the same step drift apart) and which takes longer where a division follows.
+/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
+/// take the same step would drift apart), and which takes longer if a division follows.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -133,7 +133,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's takes subnormal numbers for the smallest normal one: they are scaled first.
+/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;

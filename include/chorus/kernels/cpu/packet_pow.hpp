@@ -1,5 +1,5 @@
 #pragma once
-/// x^y of SIMD registers, on the host only: of floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <cmath>
@@ -21,7 +21,7 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of what comes of that, for they don't wait for each
+/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
 /// other (Estrin's scheme).
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
@@ -37,7 +37,7 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
   return y[0];
 }
 
-/// x^y for positive floats x and finite floats y, given in double, to 2^-37 of itself: 2^(y log2 x).
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
@@ -62,8 +62,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded as if it were exact, but for one in 100,000, whose neighbour is as near. Zeros, infinities, NaN and negative
-/// bases of exponents that are no integers are the standard library's matter.
+/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
+/// infinities, NaN and negative bases with exponents that are no integers.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());

@@ -1,5 +1,5 @@
 #pragma once
-/// Element-wise functors on the CPU. A functor is compiled once forward and once back; broadcasting only arranges
+/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
 /// blocks for it.
 
 #include <array>
@@ -21,8 +21,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products in
-// another way there than in the other one.
+// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
+// differently there.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
@@ -75,7 +75,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: where they lie, or side by side in `buffer`.
+/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -107,7 +107,7 @@ class UnsummedAxis {
     }
   }
 
-  /// How many elements the block that begins with `start` has.
+  /// The number of elements of the block that begins with `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -220,7 +220,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   for (std::size_t k = 0; k < N; ++k) {
     all_dense = all_dense && in_runs[k].contiguous() && (dx[k] == nullptr || dx_runs[k].contiguous());
     if (dx[k] == nullptr || add[k]) continue;
-    // What sums starts from zero.
+    // Sums start from zero.
     Index own = 1;
     bool sums = false;
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {

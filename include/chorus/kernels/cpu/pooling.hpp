@@ -12,10 +12,10 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// The least planes for a thread of its own.
+/// The least number of planes for a thread.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
-/// The first of a window's rows or columns that is in the image.
+/// The first of a window's rows or columns inside of the image.
 inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
@@ -64,8 +64,9 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: as many of a row's `n` as can be computed in whole packets without reading beyond
-/// `x_end` or writing beyond `y_end`. Results are written up to a packet further than n. Returns how many are done.
+/// Windows of 2 x 2 side by side: those of a row's `n` that can be computed in whole packets without reading beyond
+/// `x_end` or writing beyond `y_end`. Results are written up to a packet beyond n. Returns the number of finished
+/// windows.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -106,8 +107,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }  // namespace detail
 
 namespace detail {
-/// A row of windows, those from `from` on, all of them at once for each of their places: y the largest numbers, the
-/// first of equal ones, and argmax their positions in the image. A NaN is larger than all.
+/// A row of windows from `from` on, place by place for all of them at once: y the largest numbers, the first of equal
+/// ones, and argmax their positions in the image. A NaN is larger than all.
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;

@@ -1,8 +1,8 @@
 #pragma once
-/// How the convolutions lay images out. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset, so a convolution is a matrix product whose
+/// The convolutions' layout of images. In a raster (rows at a pitch, zeros for padding between them) all input pixels
+/// of one kernel tap are the output pixels' positions plus one offset. So a convolution is a matrix product whose
 /// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed too and thrown away.
+/// the same holds there. Positions between the rows are computed, too, and ignored.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -49,7 +49,7 @@ void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
     for (Index j = 0; j < n; ++j) to[j * step] = from[j];
 }
 
-/// Lays one image out in `rows` rows of `pitch` numbers, zeros where a position is outside of the image.
+/// Lays one image out in `rows` rows of `pitch` numbers, with zeros for positions outside of the image.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
   const Index top = vertical.begin(rows), bottom = vertical.end(rows);
@@ -69,7 +69,7 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
 }
 
 /// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped, image pixels without a position are left alone.
+/// image are skipped; image pixels without a position are unchanged.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
@@ -91,7 +91,7 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
-/// Where a result's pixels lie in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+/// The place of a result's pixels in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
   Index count() const { return images * rows * columns; }
@@ -112,7 +112,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet from `to[count]` on as well.
+  /// to[0, count) = those pixels of `from`. It writes whole packets, so also up to one packet from `to[count]` on.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -123,7 +123,7 @@ class Segments {
   }
 
   /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
-  /// packets. Writes up to one packet more as well.
+  /// packets. It writes up to one packet more.
   template <class T>
   void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
     Index packets = 0;

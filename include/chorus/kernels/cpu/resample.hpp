@@ -35,7 +35,7 @@ void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumula
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
-  // Columns, which go number by number, of the fewer rows.
+  // Columns, which are processed number by number, of the fewer rows.
   const Index in = rows.in * columns.in, out = rows.out * columns.out;
   if (rows.in < rows.out) {
     const ThreadScratch<T> lines(device, rows.in * columns.out);

@@ -7,7 +7,7 @@
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; given back at the end of the scope. On a GPU that is in the
+/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
 /// order of the stream: the next kernel may have them at once.
 template <class T, Device D = Cpu>
 class Scratch {
@@ -19,8 +19,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation: taken at once and by the caller, so that how many
-/// threads meet doesn't decide how much is taken. Without `one_each` all share one.
+/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
+/// does not depend on the number of threads that take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:

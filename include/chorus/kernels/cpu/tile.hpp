@@ -1,6 +1,6 @@
 #pragma once
-/// The two inner loops that matrix products and convolutions are made of. Each keeps a tile of sums in registers:
-/// `multiply_tile` sums outer products, `dot_tile` sums products along contiguous rows.
+/// The two inner loops of matrix products and convolutions. Each keeps a tile of sums in registers: `multiply_tile`
+/// sums outer products, `dot_tile` sums products along contiguous rows.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/addresses.hpp>
@@ -25,7 +25,7 @@ inline constexpr int dot_columns = many_registers ? 4 : 3;
 template <class T>
 inline constexpr Index tile_columns = 2 * lanes<T>;
 
-/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, of sizes as equal as can be.
+/// Calls f(first, count) for pieces of [0, n) of at most `most` elements, as equal in size as possible.
 template <class F>
 void for_pieces(Index n, Index most, F f) {
   const Index pieces = (n + most - 1) / most;
@@ -97,7 +97,7 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
 }
 
 /// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
-/// readable to `tile_columns`, c is written no further than `columns`.
+/// readable to `tile_columns`; c is not written beyond `columns`.
 template <class T>
 void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
                     const T* start, T* c, Index c_row, bool accumulate) {
@@ -116,8 +116,8 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
 template <class T>
 alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
-/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where strides
-/// that are Fixed leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where Fixed
+/// strides leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate,
@@ -160,7 +160,7 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// `value`, but g++ won't read it from memory anew for each use.
+/// `value`, hidden so that g++ does not read it from memory for each use.
 template <class P>
 P in_register(P value) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)

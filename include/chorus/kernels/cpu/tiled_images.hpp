@@ -1,6 +1,6 @@
 #pragma once
-/// Images cut into tiles, and the way of their pixels into and out of a layout with channels last, in which a packet
-/// holds one pixel of as many channels as it has lanes: a tile's transform then needs no shuffles, and a result doesn't
+/// Images cut into tiles, and the transfer of their pixels into and out of a layout with channels last. There a packet
+/// holds one pixel of as many channels as it has lanes: a tile's transform needs no shuffles, and a result doesn't
 /// depend on the other tiles.
 
 #include <algorithm>
@@ -24,8 +24,8 @@ struct ImageChannels {
   Index plane() const { return height * width; }
 };
 
-/// Where the pixels of an image lie in a layout with `w` channels last whose rows have `columns` pixels. It is regular
-/// where `w` neighbours, the first of them a multiple of `w`, always lie in the same way.
+/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if `w`
+/// neighbours, the first of them a multiple of `w`, always have the same layout.
 template <Index w>
 struct PixelPlaces {
   Index width, columns;
@@ -62,7 +62,7 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// What a strip reads of a packet of channels from `channel` on: its rows that lie inside of the image.
+  /// A strip's input for a packet of channels from `channel` on: its rows that lie inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
     const Index top = strip.top * step - padding_h;
@@ -72,7 +72,7 @@ struct TiledImages {
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of that alone,
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, only inside of it,
   /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
   template <class T>
   void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
@@ -146,7 +146,7 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// Where the numbers of tiles lie: [panel, tile, channel of the panel], for panels of `width` channels.
+/// The layout of tiles' numbers: [panel, tile, channel of the panel], for panels of `width` channels.
 struct TilePanels {
   Index channels, width, tiles;
   Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
@@ -154,7 +154,7 @@ struct TilePanels {
 
 /// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
 /// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
-/// packets: x may have fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
+/// packets: if x has fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
 void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
                      Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
@@ -168,7 +168,7 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
-      // What is read next comes while these tiles are transformed.
+      // The next input arrives while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
       const Stretches<T> next =
           tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);

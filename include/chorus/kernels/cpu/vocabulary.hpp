@@ -11,13 +11,13 @@
 
 namespace chorus::kernels {
 
-/// Which of `classes` are here. Scores are [batch, count].
+/// The `classes` of this rank. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: of the scores of sample i that are here.
+/// largest[i]: the largest of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -26,8 +26,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: of sample i the sum of exp(x - largest), x - largest of the label if it is here, else 0, and, where labels
-/// are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
+/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -48,7 +48,7 @@ void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* sco
   }
 }
 
-/// The loss, of `sums` that all ranks have added up.
+/// The loss, from `sums` summed over all ranks.
 template <class T>
 void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* sums, T* loss) {
@@ -63,7 +63,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by the scores that are here.
+/// The gradient by this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,

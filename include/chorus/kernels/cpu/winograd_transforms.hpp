@@ -7,7 +7,7 @@
 
 namespace chorus::kernels::detail {
 
-/// Numbers that the three taps of an axis become, under all of the ways below; squared, those of a kernel.
+/// The number of values that the three taps of an axis become, under all ways below; squared, that of a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
 /// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
@@ -133,8 +133,8 @@ struct UnitStride : PacketSums<T> {
   };
 };
 
-/// F(4, 2), of which stride 2 is made: every other pixel meets the outer two taps, those between meet the middle tap
-/// alone. At ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
+/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the others the middle tap alone. At
+/// ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
 template <class T>
 struct TwoTaps : PacketSums<T> {
   using P = Packet<T>;
@@ -185,7 +185,7 @@ struct TwoTaps : PacketSums<T> {
   }
 };
 
-/// What both directions of stride 2 have in common: 9 multiplications instead of 12 for four results.
+/// The common part of both directions of stride 2: 9 multiplications instead of 12 for four results.
 template <class T>
 struct StridedPoints {
   using P = Packet<T>;

@@ -8,7 +8,7 @@
 namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-// Runs of numbers of three kinds by turns, into packets of one kind each and back, without memory in between.
+// Runs of numbers of three alternating kinds, into packets of one kind each and back, without memory in between.
 
 /// Lane i of the result is lane of(i) of a and b, which have 32.
 template <class F>
@@ -54,8 +54,8 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The nine taps of `count` kernels that lie in a row, up to a packet's: lane k of taps[i] is from[k, i]. The other
-/// lanes are zeros.
+/// The nine taps of `count` neighbouring kernels, up to a packet's: lane k of taps[i] is from[k, i]. The other lanes
+/// are zeros.
 template <class T>
 [[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
   constexpr Index w = lanes<T>;
@@ -77,8 +77,8 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
-/// Where results go: in place of what is there, onto it, or in its place past the caches, for which whole packets must
-/// be aligned.
+/// The treatment of results: they overwrite, they are added, or they overwrite past the caches, for which whole packets
+/// must be aligned.
 enum class Results { overwrite, accumulate, past_caches };
 
 /// The other way: to[k, i], or +=, from taps[i].
@@ -110,8 +110,8 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// A weight [filters, channels, 3, 3] as a pass meets it. With `turned`, for the gradient by the input: results are the
-/// convolution's channels, channels its filters, and taps are in the reverse order.
+/// A weight [filters, channels, 3, 3] in the view of a pass. With `turned`, for the gradient by the input: results are
+/// the convolution's channels, channels its filters, and taps are in the reverse order.
 template <class T>
 struct Kernels {
   const T* weight;
@@ -119,8 +119,8 @@ struct Kernels {
   bool turned;
 
   Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
-  /// Those of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as there are any.
-  /// In one stretch of memory lie those of the results for a channel where they are turned, else of the channels for a
+  /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as they
+  /// exist. If they are turned, the results of one channel lie in one stretch of memory; otherwise the channels of one
   /// result.
   Stretches<T> at(Index first, Index channel, Index count) const {
     const Index some = std::clamp<Index>(channels - channel, 0, count);
@@ -161,7 +161,7 @@ void transform_weights(const Kernels<T>& kernels, Index first, Index channel, In
   }
 }
 
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from that by the
+/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from the gradient by the
 /// transformed weights, du[point, filter, channel], filters `du_row` apart. A filter of dweight is `pitch` numbers
 /// long.
 template <class Way, class T>

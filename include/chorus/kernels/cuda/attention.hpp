@@ -1,7 +1,7 @@
 #pragma once
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. Without
-/// tensor cores, so that products by cuBLASLt are faster where that matrix may be in memory. cuDNN has graphs for it as
-/// well, which are not used: nothing without a GPU says whether it would take one.
+/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
+/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
+/// used: without a GPU nothing tells whether it would accept one.
 
 #include <algorithm>
 #include <chorus/kernels/attention.hpp>
@@ -19,7 +19,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf where a query sees no key, and
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
 /// beyond the matrix. The thread that has written a number may read it; the others wait.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
@@ -41,7 +41,7 @@ __device__ void attention_scores(TileMemory<compute_type<T>>& m, const Attention
   });
 }
 
-/// What dropout multiplies a weight by.
+/// Dropout's factor of a weight.
 template <class C>
 __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
   if (s.dropout == 0) return C(1);
@@ -55,7 +55,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: the keys go by, with the softmax so far (Milakov and Gimelshein 2018).
+/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
+/// 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -116,8 +117,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// What the way back reads beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added
-/// to what is there.
+/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
+/// old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -227,7 +228,7 @@ struct AttentionDots {
   }
 };
 
-/// Says, once for each shape, that attention goes by blocks; of products of whole matrices cuBLASLt's plans speak.
+/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -243,7 +244,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays that lie as `at` says.
+/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -259,7 +260,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// Gradients are added to what is there where `adds` says so.
+/// With `adds` gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,

@@ -1,20 +1,20 @@
 #pragma once
-/// Products of tiles in a block's shared memory, of which attention by blocks is made.
+/// Products of tiles in a block's shared memory, the parts of attention by blocks.
 
 #include <chorus/kernels/cuda/launch.hpp>
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: what a block has in shared memory is below 48 KB, which every GPU allows.
+/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// How much of a sum is in shared memory at once.
+/// The part of a sum that is in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads stand in a square.
+/// Threads form a square.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are a number longer than they have to be, so that a column lies in all banks.
+/// Rows are one number longer than necessary, so that a column lies in all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
@@ -63,7 +63,7 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, but for its results.
+/// The arrays of one attention, without its results.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;

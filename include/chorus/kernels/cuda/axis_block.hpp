@@ -26,7 +26,7 @@ struct MoveBlock {
   }
 };
 
-/// What lies beside the block is 0.
+/// Elements beside the block are 0.
 template <class T>
 struct PadBlock {
   AxisShape whole;

@@ -1,6 +1,6 @@
 #pragma once
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. What is [channels]
-/// may be float where the others are of 2 bytes.
+/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. Arrays of
+/// [channels] may be float if the others have 2 bytes.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -12,7 +12,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// What reductions over each channel have in common. sums: [2, channels].
+/// The common part of reductions over each channel. sums: [2, channels].
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
@@ -88,7 +88,7 @@ struct InverseStd {
   }
 };
 
-/// The channel of element i; of `n` neighbours, the same where `inner` is a multiple of their number.
+/// The channel of element i; the same for `n` neighbours if `inner` is a multiple of n.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T, class S>
@@ -144,7 +144,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      // Where the statistics were constants x doesn't count, infinite neither.
+      // With constant statistics x doesn't count, even if it is infinite.
       const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }

@@ -1,7 +1,7 @@
 #pragma once
 /// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
-/// likelihood, on GPUs. A bad label is seen by the kernel: that
-/// sample counts as ignored, and the next call that waits for the device throws UsageError.
+/// likelihood, on GPUs. The kernel sees a bad label: that sample counts as ignored, and the next call that waits for
+/// the device throws UsageError.
 
 #include <chorus/kernels/cross_entropy.hpp>
 #include <chorus/kernels/cuda/fault.hpp>
@@ -34,7 +34,7 @@ __device__ void each_vector(const Line& line, const T* x, bool vector, const F& 
   }
 }
 
-/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory demands.
+/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory requires.
 template <class C>
 struct SumBelow {
   C largest;
@@ -51,7 +51,7 @@ struct JoinSums {
   }
 };
 
-/// Reads each line once: sums go on below the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// Reads each line once: sums are relative to the largest number so far (Milakov and Gimelshein, "Online normalizer
 /// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
@@ -73,7 +73,7 @@ struct CrossEntropy {
       for (int l = 0; l < Vector<T>::width; ++l)
         if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
       if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // what is masked adds nothing
+      if (top == lowest) return;  // masked numbers add nothing
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l) {
         if (l >= n) continue;
@@ -154,7 +154,7 @@ struct CountLabels {
   __device__ void finish(Index, double total) const { *count = total; }
 };
 
-/// What each sample's gradient is multiplied by.
+/// The factor of each sample's gradient.
 template <class T>
 struct SampleScale {
   Reduction reduction;

@@ -1,5 +1,5 @@
 #pragma once
-/// cuBLASLt: descriptors and the algorithm of each matrix product, worked out once and kept.
+/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
 
 #include <cublasLt.h>
 
@@ -13,7 +13,7 @@
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -81,7 +81,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they have not for a type an invalid value.
+    // Some versions call an epilogue that they lack for a type an invalid value.
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -95,10 +95,10 @@ class GemmPlan {
     if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
   }
 
-  /// False where cuBLASLt has no algorithm for the problem.
+  /// False if cuBLASLt has no algorithm for the problem.
   bool usable() const { return usable_; }
   std::size_t workspace_bytes() const { return choice_.workspaceSize; }
-  /// Which algorithm it is, in words.
+  /// The name of the algorithm.
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
@@ -113,7 +113,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// Where the bias is, or where the sums go.
+  /// The place of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -152,7 +152,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;

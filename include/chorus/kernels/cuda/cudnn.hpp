@@ -1,5 +1,5 @@
 #pragma once
-/// cuDNN's graph interface, as much of it as convolutions need: descriptors that free themselves, and plans.
+/// cuDNN's graph interface, the part for convolutions: descriptors that free themselves, and plans.
 
 #include <cudnn.h>
 
@@ -16,7 +16,7 @@
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError, which names the call, its error and its place.
+/// Throws DeviceError with the call, its error and its place.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -59,7 +59,7 @@ class CudnnDescriptor {
     set(name, CUDNN_TYPE_INT64, values.data(), N);
   }
   void finalize() { CHORUS_CUDNN_CHECK(cudnnBackendFinalize(descriptor_)); }
-  /// False where cuDNN can't do what the descriptor asks for.
+  /// False if cuDNN does not support the descriptor.
   bool try_finalize() {
     if (cudnnBackendFinalize(descriptor_) == CUDNN_STATUS_SUCCESS) return true;
     chorus::cuda::forget_error();
@@ -80,7 +80,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// The tensors of a convolution, by the numbers that its descriptors know them by.
+/// The tensors of a convolution, by their numbers in descriptors.
 enum class ConvolutionTensor : std::int64_t { x = 1, weight = 2, y = 3 };
 
 namespace detail {
@@ -110,7 +110,7 @@ inline CudnnDescriptor cudnn_tensor(ConvolutionTensor which, DType type, const s
   return tensor;
 }
 
-/// What an operation's attributes are called in each pass.
+/// The names of an operation's attributes in each pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t alpha, beta, convolution, weight, x, y;
@@ -184,10 +184,10 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   return operation;
 }
 
-/// How one convolution is computed.
+/// The engine of one convolution.
 class ConvolutionPlan {
  public:
-  /// Takes the first of cuDNN's proposals that always gives the same bits and rounds no input without permission.
+  /// Takes the first of cuDNN's proposals that is deterministic and rounds no input without permission.
   ConvolutionPlan(cudnnHandle_t handle, const ConvolutionProblem& problem) {
     const auto operation = cudnn_operation(problem);
     CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -210,16 +210,16 @@ class ConvolutionPlan {
     }
   }
 
-  /// False where cuDNN has no acceptable way.
+  /// False if cuDNN has no acceptable engine.
   bool usable() const { return plan_.has_value(); }
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
-  /// Which engine it is, in words.
+  /// The name of the engine.
   std::string text() const {
     if (!usable()) return "cuDNN has no way; a direct kernel";
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
-  /// All tensors are aligned to 16 bytes; the pass decides which of them is written.
+  /// All tensors are aligned to 16 bytes; the pass determines which of them is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
     const std::array<std::int64_t, 3> ids{static_cast<std::int64_t>(ConvolutionTensor::x),
                                           static_cast<std::int64_t>(ConvolutionTensor::weight),
@@ -286,7 +286,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
-/// A device's handle and plans. Never destroyed, as the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be gone before.
 struct CudnnContext {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;

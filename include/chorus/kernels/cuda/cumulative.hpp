@@ -1,6 +1,6 @@
 #pragma once
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; sums have a block for each where
-/// lines are few.
+/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
+/// for each.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/cumulative.hpp>
@@ -76,8 +76,8 @@ struct RunningProduct {
   }
 };
 
-/// What comes after each element is worked out from the end, so that no division by x is needed, and kept in `after`,
-/// which is laid out like x.
+/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
+/// has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;

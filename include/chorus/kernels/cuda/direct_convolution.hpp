@@ -1,12 +1,12 @@
 #pragma once
-/// Convolution on GPUs by the definition: for builds without cuDNN, and for what cuDNN doesn't do.
+/// Convolution on GPUs by the definition: for builds without cuDNN, and for cases that cuDNN lacks.
 
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 
 namespace chorus::kernels::cuda {
 
-/// Conv2dShape with what follows from it.
+/// Conv2dShape with derived sizes.
 struct ConvolutionSizes {
   Conv2dShape s;
   Index out_h, out_w, channels, filters;  ///< channels and filters of one group

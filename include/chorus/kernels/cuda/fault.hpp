@@ -1,5 +1,5 @@
 #pragma once
-/// How a kernel notes bad input: the first one is kept, for the next call that waits for the device.
+/// How a kernel records bad input: the first one is kept, for the next call that waits for the device.
 
 #include <chorus/core/cuda/fault.hpp>
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
-/// `operation` and `noun` are addresses of the host, which nobody reads here.
+/// `operation` and `noun` are addresses of the host, which the device never reads.
 struct FaultNote {
   Fault* fault;
   const char *operation, *noun;

@@ -1,5 +1,5 @@
 #pragma once
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for what it doesn't do.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/cublas.hpp>
@@ -49,7 +49,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or where the sums go. False where cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -66,11 +66,11 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each of them with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias, unless that is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
-  // What the addresses of a stack's matrices are multiples of.
+  // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
   };
@@ -117,7 +117,7 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
 }
 
 /// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, where cuBLASLt has no algorithm for both together.
+/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
@@ -133,7 +133,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, for that is the size of a grid's last axes.
+/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {

@@ -1,5 +1,5 @@
 #pragma once
-/// How kernels divide their work among blocks and threads: plain arithmetic, which needs no GPU and no CUDA headers.
+/// The division of kernels' work among blocks and threads: plain arithmetic, without a GPU and CUDA headers.
 
 #include <algorithm>
 #include <array>
@@ -20,8 +20,8 @@ inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time; threads go on in strides of the whole grid where
-/// there are more. At least 1, and the same on every GPU, so that results are.
+/// Blocks for `items` pieces of work, one for a thread at a time. If there are more, threads continue in strides of the
+/// whole grid. At least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -38,14 +38,14 @@ bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// How a block's threads work on lines: `lanes` threads on each of `lines` neighbouring lines.
+/// The division of lines among a block's threads: `lanes` threads on each of `lines` neighbouring lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
   /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
   bool along = true;
 };
 
-/// For lines of `length` numbers that are `inner` apart: few threads a line where lines are short or lie side by side.
+/// For lines of `length` numbers that are `inner` apart: few threads a line if lines are short or lie side by side.
 constexpr LinePlan plan_lines(Index length, Index inner) {
   const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
   if (inner == 1) {
@@ -59,7 +59,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// How a reduction is divided: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// The division of a reduction: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -69,8 +69,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each; `neighbours` tells that the outputs' elements lie side by
-/// side, rather than those of one output. No thread adds up more than about 1024 numbers as long as splits suffice.
+/// For `outputs` reductions over `length` elements each. `neighbours` means that the outputs' elements lie side by
+/// side, not those of one output. No thread sums more than about 1024 numbers as long as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -88,7 +88,7 @@ inline constexpr int most_axes = 8;
 template <int N>
 struct StridedMap {
   int axes = 0;  ///< after merging; the innermost first
-  bool narrow = false;  ///< divisions of 32 bits are enough, which take a quarter of the time
+  bool narrow = false;  ///< divisions of 32 bits suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
@@ -113,7 +113,7 @@ struct StridedMap {
   }
 };
 
-/// The map for these strides, in elements; axes that all arrays can walk as one are merged. Throws ShapeError.
+/// The map for these strides, in elements; axes that all arrays can treat as one are merged. Throws ShapeError.
 template <std::size_t N>
 StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
@@ -141,7 +141,7 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   return map;
 }
 
-/// A sum over the axes where `strides` is 0: which elements of a dense array of `shape` belong to which sum.
+/// A sum over the axes with `strides` 0: the elements of a dense array of `shape` that belong to each sum.
 struct BroadcastSum {
   StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
   StridedMap<1> elements;  ///< of the others in the dense array, from the first

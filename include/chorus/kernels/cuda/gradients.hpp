@@ -1,6 +1,6 @@
 #pragma once
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. What is
-/// decided on the way stays in device memory, so that no step waits for the host.
+/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. Decisions stay
+/// in device memory, so that no step waits for the host.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/loss_scale.hpp>
@@ -10,14 +10,14 @@
 
 namespace chorus::kernels::cuda {
 
-/// A loss scale and what it depends on, in device memory.
+/// A loss scale and its state, in device memory.
 struct LossScale : LossScaleState {
   double inverse = 1;
   float scale_f32 = 1;
   std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and what they are multiplied by unless that is at least 1, in device memory.
+/// The norm of all gradients, and their factor unless that is at least 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -28,7 +28,7 @@ struct Array {
   Index count;
 };
 
-/// Some arrays that a kernel takes for one.
+/// Some arrays that a kernel treats as one.
 template <class T>
 struct Arrays {
   static constexpr std::size_t most = 64;
@@ -110,7 +110,7 @@ struct ClipGrads {
   }
 };
 
-/// Divides gradients by the scale, and notes where one is not finite.
+/// Divides gradients by the scale, and records whether one is not finite.
 template <class T>
 void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -123,8 +123,8 @@ inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule
   for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
-/// out = the norm of all gradients, and the factor that brings it down to `most`. Sums are made in an order that
-/// depends on sizes alone.
+/// out = the norm of all gradients, and the factor that reduces it to `most`. Sums are made in an order that depends on
+/// sizes alone.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;
@@ -137,8 +137,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor unless it is at least 1: one that is not a number makes all gradients so. Zeros
-/// stay zeros, for some lie between parameters.
+/// Multiplies gradients by the factor unless it is at least 1. A factor of NaN makes all gradients NaN. Zeros stay
+/// zeros, since some lie between parameters.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {

@@ -1,6 +1,6 @@
 #pragma once
 /// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
-/// always gives the same.
+/// always gives the same result.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <cstdint>
@@ -23,8 +23,8 @@ struct IndexKeys {
   }
 };
 
-/// One pass over places in the order of `from` (null: as they come), by the digit at `shift`. A block has a chunk of
-/// them, a thread one digit: it counts those with its digit, or, once `starts` says where these begin, moves them.
+/// One pass over places in the order of `from` (null: the given order), by the digit at `shift`. A block has a chunk of
+/// them, a thread one digit: it counts those with its digit, or, once `starts` has the beginnings, moves them.
 template <bool moves>
 __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
   __shared__ unsigned char digits[order_chunk];
@@ -48,7 +48,7 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
   if (!moves) start = at;
 }
 
-/// Counts become the sums of those before them; one block.
+/// Replaces counts by the sums of the earlier counts; one block.
 template <class Count>
 __global__ void order_starts(Index count, Index each, Count* starts) {
   __shared__ Count sums[block_threads];
@@ -69,7 +69,7 @@ __global__ void order_starts(Index count, Index each, Count* starts) {
 
 }  // namespace detail
 
-/// The places of `count` indices into an axis, sorted by index. Those that are no index of the axis come last.
+/// The places of `count` indices into an axis, sorted by index. Invalid indices come last.
 inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
   const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
   const Scratch<Index> starts(device, chunks * detail::order_digits);

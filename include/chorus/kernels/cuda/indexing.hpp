@@ -1,6 +1,6 @@
 #pragma once
-/// Picking by index on GPUs. A bad index is seen by the kernel: it picks zeros, and the next call that waits for the
-/// device throws UsageError. The ways back add up in the order of the indices, without atomics.
+/// Picking by index on GPUs. The kernel sees a bad index: it picks zeros, and the next call that waits for the device
+/// throws UsageError. The ways back sum in the order of the indices, without atomics.
 
 #include <chorus/kernels/cuda/fault.hpp>
 #include <chorus/kernels/cuda/index_order.hpp>
@@ -33,8 +33,8 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others after it, and adds
-/// up all their rows. The list is read block_threads indices at a time.
+/// One block for each place in the list that is the first with its index: it looks for the others after it, and sums
+/// all their rows. The list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -87,7 +87,7 @@ __global__ void ordered_select_gradient(AxisShape whole, Index count, const std:
   }
 }
 
-/// One thread for each line: what it writes or adds to is its own.
+/// One thread for each line: it writes or adds only to its own.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -124,7 +124,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
   const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // so many are looked through sooner than they are sorted
+  constexpr Index short_list = 2048;  // such lists are searched sooner than sorted
   if (count <= short_list)
     return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
                         dy, dx);

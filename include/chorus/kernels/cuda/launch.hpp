@@ -1,6 +1,6 @@
 #pragma once
-/// What every kernel is made of: launching, the walk over elements in strides of the grid, 16-byte accesses, and
-/// numbers of 2 bytes computed in float.
+/// The basis of every kernel: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
+/// of 2 bytes computed in float.
 
 #include <cuda_runtime.h>
 
@@ -14,13 +14,13 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
-// The project's tests put another one in its place, to run kernels on the CPU.
+// The project's tests replace it, to run kernels on the CPU.
 #ifndef CHORUS_LAUNCH_KERNEL
 #define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
   KERNEL<<<BLOCKS, THREADS, 0, STREAM>>>(__VA_ARGS__)
 #endif
 
-/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, where it can't be started.
+/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, if it can't be started.
 template <class... Parameters, class... Arguments>
 void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   const DeviceGuard guard(device);
@@ -49,12 +49,12 @@ void for_each(Cuda device, const char* name, Index count, const F& f) {
   if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
 }
 
-/// The number at `from[i]`, as it is computed with.
+/// The number at `from[i]`, in the type of computation.
 template <class T>
 __device__ compute_type<T> get(const T* from, Index i) {
   return static_cast<compute_type<T>>(from[i]);
 }
-/// Writes a number, or adds it to what is there.
+/// Writes a number, or adds it to the old value.
 template <class T>
 __device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
   to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
@@ -67,7 +67,7 @@ struct alignas(access_bytes) Vector {
   T v[width];
 };
 
-/// The first `n` numbers from `from`, the others 0; in one access where `vector` says that the address allows it.
+/// The first `n` numbers from `from`, the others 0; in one access if `vector` says that the address allows it.
 template <class T>
 __device__ Vector<T> load_vector(const T* from, int n, bool vector) {
   if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);

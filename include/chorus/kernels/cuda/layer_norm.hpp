@@ -1,5 +1,5 @@
 #pragma once
-/// Layer normalisation on GPUs. Weight, bias and statistics may be float where the others are of 2 bytes.
+/// Layer normalisation on GPUs. Weight, bias and statistics may be float if the others have 2 bytes.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/layer_norm.hpp>
@@ -25,7 +25,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows is no reason for a line of zeros: NaN, as in PyTorch.
+    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;

@@ -1,6 +1,6 @@
 #pragma once
-/// Lines of a tensor along one axis, and reductions, as blocks of threads see them. Some of a block's threads
-/// work on each line; sums are made in an order that depends on sizes alone, so that a run repeated has the same bits.
+/// Lines of a tensor along one axis, and reductions, by blocks of threads. Some of a block's threads work on each line.
+/// Sums are made in an order that depends on sizes alone, so that a repeated run has the same bits.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
@@ -69,7 +69,7 @@ struct Line {
   __device__ double sum(const Value& value) const {
     return reduce(0.0, Plus{}, value);
   }
-  /// True in the one thread that writes what belongs to the line.
+  /// True in the one thread that writes the line's results.
   __device__ bool first() const { return exists && lane == 0; }
 };
 
@@ -155,7 +155,7 @@ void reduce(Cuda device, const char* name, Index outputs, Index length, bool nei
   for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
 }
 
-/// Two sums at once. It has no initialiser, as shared memory demands.
+/// Two sums at once. It has no initialiser, as shared memory requires.
 struct Pair {
   double a, b;
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }

@@ -1,6 +1,6 @@
 #pragma once
-/// Optimizer steps over flat arrays on GPUs, one launch each. What changes from step to step (learning rate, number of
-/// the step) may lie in device memory, so that a captured graph can be replayed with other numbers.
+/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, number
+/// of the step) may lie in device memory, so that a captured graph can be replayed with other values.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/optimizer.hpp>
@@ -12,8 +12,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// Where the device finds, in its memory, whether a step is left out (`*unwanted` is not 0), and how many were so far
-/// of those that the host has counted. Null: no step is.
+/// The device memory that tells whether a step is skipped (`*unwanted` is not 0), and the number of skipped steps among
+/// those that the host has counted. Null: no step is skipped.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;
@@ -23,7 +23,7 @@ struct StepSkip {
 /// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
-  /// The scalars of a replay, and its number, from 1, if no replay was left out.
+  /// The scalars of a replay, and its number, from 1, if no replay was skipped.
   struct Replayed {
     S value{};
     Index step = 1;
@@ -42,8 +42,8 @@ struct Scalars {
   }
 };
 
-/// Calls `rule.update(i)` for all elements; `rule.prepare(scalars)` first turns the scalars into what the formula
-/// needs, once a block, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements. Once a block, `rule.prepare(scalars)` first computes the values of the
+/// formula, since powers of doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   if (scalars.skip.now()) return;
@@ -179,7 +179,7 @@ struct CountLeftOut {
     if (*unwanted != 0) ++*left_out;
   }
 };
-/// Behind a step's kernels: `++*left_out` where the device has left them out.
+/// After a step's kernels: `++*left_out` if the device has skipped them.
 inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
   for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// What a plan of a vendor's library is good for: numbers that are compared one by one. Needs no CUDA headers.
+/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// What a product does beside itself: it adds a bias to each row of c, or gives the sum of each row of op(a), too.
+/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
 /// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.

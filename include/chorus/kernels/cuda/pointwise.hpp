@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise functors on GPUs: one fused kernel forward, one back. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); inputs that were broadcast get their gradient by a sum of its own.
+/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
+/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
 
 #include <array>
 #include <chorus/autograd/functor_gradient.hpp>
@@ -16,7 +16,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// f of plain numbers. They travel as Duals without derivatives, so that the functions that `f` calls are found.
+/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
 template <class C, class F, class... X>
 __device__ C call(const F& f, X... x) {
   return f(Dual<C, 0>(x)...).value;
@@ -151,7 +151,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
 
-  // A gradient that sums is first written whole, then summed.
+  // A gradient that is summed is first written in full, then summed.
   std::array<std::optional<cuda::Scratch<T>>, N> whole;
   std::array<T*, N> targets = dx;
   std::array<bool, N> add = accumulate;

@@ -1,6 +1,6 @@
 #pragma once
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image looks at the windows over it, so
-/// that nothing is added by two threads.
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image reads the windows over it, so that
+/// no two threads add to one number.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/pooling.hpp>
@@ -11,7 +11,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the sizes of its windows and of its result worked out.
+/// Pool2dShape with the computed sizes of its windows and of its result.
 struct PoolSizes {
   Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
       out_height, out_width;

@@ -1,5 +1,5 @@
 #pragma once
-/// How exact products of floats are on GPUs.
+/// The precision of products of floats on GPUs.
 
 #include <atomic>
 #include <chorus/core/config.hpp>
@@ -14,7 +14,7 @@ inline std::atomic<bool>& tf32_flag() {
 }  // namespace detail
 
 /// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Off at first, so that all devices compute alike.
+/// several times as fast. Initially off, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 

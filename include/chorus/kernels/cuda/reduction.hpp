@@ -72,7 +72,7 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      // NaN where the extremum is, which nothing is equal to.
+      // NaN if the extremum is NaN, which equals nothing.
       put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Order along an axis on GPUs: each element counts those that come before it, which is its place. Quadratic in the
-/// axis, but without a step that waits for another.
+/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
+/// but without a step that waits for another.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/sort.hpp>

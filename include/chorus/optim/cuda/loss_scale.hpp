@@ -1,5 +1,5 @@
 #pragma once
-/// GradScaler's scale on a GPU: the device looks at the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -37,8 +37,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether all are finite, by the word of all ranks; in a step that is
-  /// captured the device alone knows, and it is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
+  /// device knows, and the result is true.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -50,7 +50,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// All step, unless a gradient was not finite; then the scale changes.
+  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -61,7 +61,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// The scale changes as in a step, but not in each replay of a step that is captured.
+  /// Changes the scale as in a step, but not in each replay of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// An optimizer's steps in captured graphs, which a GradScaler may leave out: the host counts every replay, the device
-/// those that it has left out.
+/// An optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay; the device
+/// counts the skipped ones.
 
 #include <algorithm>
 #include <chorus/optim/replayed_steps.hpp>
@@ -17,7 +17,7 @@ namespace chorus::optim::detail {
 template <>
 class ReplayedSteps<Cuda> {
  public:
-  /// Makes the counters that captures take, since a capture cannot.
+  /// Makes the counters that captures need, since a capture cannot make them.
   void prepare(Cuda device) {
     if (memory_) return;
     const MemoryScope scope(trace::Memory::optimizer);
@@ -25,11 +25,11 @@ class ReplayedSteps<Cuda> {
     zero_bytes(device, memory_.data(), memory_.bytes());
   }
 
-  /// Where the device finds whether a step is left out, and counts those; null where none is.
+  /// The flag by which the device skips a step, and where it counts skipped steps; null if no step is skipped.
   const std::int32_t* unwanted = nullptr;
   std::int64_t* left_out = nullptr;
 
-  /// In a capture: counts `steps` up in every replay but the first, which the capture has counted, and chooses the
+  /// In a capture: adds to `steps` in every replay but the first, which the capture has counted, and chooses the
   /// counter `left_out`. Throws Error after too many captures.
   void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
     numbers.at_replay([steps] {
@@ -50,7 +50,7 @@ class ReplayedSteps<Cuda> {
     captures_.push_back(std::move(steps));
   }
 
-  /// Takes what was left out so far back from the numbers of steps. Waits for the device.
+  /// Subtracts the steps that were skipped so far. Waits for the device.
   void settle() {
     if (captures_.empty()) return;
     std::vector<std::int64_t> counts(captures_.size());

@@ -1,6 +1,6 @@
 #pragma once
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream on
-/// which it was taken; what that stream does next may use it again at once, without waiting.
+/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
+/// took it. Later work of that stream may use it again at once, without waiting.
 
 #include <array>
 #include <chorus/tensor/allocator.hpp>
@@ -14,8 +14,8 @@
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one beside it for memory that stays. Never destroyed, since tensors in
-/// static storage may outlive it. Thread-safe.
+/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
+/// storage may outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -42,12 +42,12 @@ class CachingAllocator<Cuda> {
     block->pool->release(block);
   }
 
-  /// Gives all unused blocks of all streams back to the device, except private pools'.
+  /// Returns all unused blocks of all streams to the device, except those of private pools.
   void empty_cache() noexcept {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; a steady training loop doesn't change it.
+  /// How often the driver was asked for memory; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -64,7 +64,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool is locked while the list is, since a pool that runs out of memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -72,8 +72,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. One that is in use just now is left alone: two pools that empty each
-  // other must not wait for each other.
+  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
+  // must not wait for each other.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;

@@ -1,7 +1,7 @@
 #pragma once
 /// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change; a copy to the host when the numbers are
-/// there.
+/// stream. A copy from the host returns as soon as the source may change. A copy to the host returns when the numbers
+/// have arrived.
 
 #include <algorithm>
 #include <array>
@@ -18,8 +18,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Pinned pieces through which a device's copies from the host pass: the caller copies into one while the device reads
-/// another.
+/// Pinned pieces for a device's copies from the host: the caller copies into one while the device reads another.
 class Staging {
  public:
   static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
@@ -59,7 +58,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-/// Lets `to` read and write `from`'s memory directly, where the machine can.
+/// Lets `to` read and write `from`'s memory directly, if the machine can.
 inline void enable_peer(Cuda to, Cuda from) {
   static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
   std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
@@ -68,7 +67,7 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    // A device has so many peers at most; copies from the others go through the host.
+    // The largest number of peers of a device; copies from other devices go through the host.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
@@ -91,7 +90,7 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
                                             bytes, stream);
 }
 
-/// To the host: waits for it. Throws what went wrong in the work before it.
+/// To the host: waits for it. Throws the errors of earlier work.
 inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
@@ -103,7 +102,7 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   cuda::synchronize(from_device);
 }
 
-/// On one device, or between two: then each device's stream goes on where the other's data is in order.
+/// On one device, or between two. Between two, each device's stream continues when the other's data is in order.
 inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);

@@ -1,6 +1,6 @@
 #pragma once
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and pools that a
-/// captured graph has for itself. `allocator.hpp` has the pools of all streams.
+/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
+/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
 
 #include <array>
 #include <atomic>
@@ -41,8 +41,8 @@ struct Block<Cuda> {
   cuda::MemoryPool* pool = nullptr;
   bool carved = false;                      ///< part of a slab, not freed on its own
   std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< of numbers that have an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< how far, in bytes, they lie by now from where they were
+  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
+  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
 };
 
 namespace cuda {
@@ -58,7 +58,7 @@ class MemoryPool {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  /// Throws Error where neither pool nor device has the memory, and where the pool is sealed and has no such block.
+  /// Throws Error if neither pool nor device has the memory, or if the pool is sealed and has no such block.
   Block<Cuda>* allocate(std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
@@ -89,8 +89,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` works with the block too; its memory is used again only after what `stream` was given by the
-  /// time of its release.
+  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
+  /// the release.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -105,7 +105,7 @@ class MemoryPool {
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from what it holds, or throws. For graph capture.
+  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -115,7 +115,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool, together with its memory, as soon as none of its blocks is in use.
+  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -142,8 +142,9 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those, and they are free. One that a graph
-  // being captured uses has to wait for the end of the capture, or the pool's stream would join it.
+  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
+  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
+  // join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -157,7 +158,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is not sure, so that nobody may have it yet
+        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
         continue;
       }
       *place = block->next_free;
@@ -191,7 +192,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that what follows can't lose the slab
+        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -220,7 +221,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` works with this memory, which was taken on another stream.
+/// Notes that `stream` uses this memory, which was taken on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -232,8 +233,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// A pool of its own for what a captured graph works with: its memory is used by nothing else while it lives, and by
-/// tensors taken from it until they are gone.
+/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -250,7 +250,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, memory that this thread takes on the pool's device comes from the pool.
+/// While it lives, this thread takes memory on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };

@@ -1,6 +1,6 @@
 #pragma once
-/// Numbers that a captured step reads from device memory, since they change from replay to replay: the learning rate,
-/// the number of the step, the number of the replay.
+/// Numbers that a captured step reads from device memory, since they change with each replay: the learning rate, the
+/// number of the step, the number of the replay.
 
 #include <algorithm>
 #include <chorus/core/random.hpp>
@@ -16,7 +16,7 @@
 
 namespace chorus::cuda {
 
-/// Made before a capture; filled while a ReplayScope of it lives in the capturing thread; renewed before each replay.
+/// Made before a capture. A ReplayScope in the capturing thread fills it. Each replay renews it.
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
@@ -28,8 +28,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The address, on the device, of numbers, at first `first`; before each replay `next(numbers, replay)` is called,
-  /// with replays counted from 0, after all that `at_replay` was given. Throws Error where there are too many.
+  /// The device address of numbers, initially `first`. Before each replay `next(numbers, replay)` is called, with
+  /// replays counted from 0, after everything that `at_replay` was given. Throws Error if there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -48,23 +48,23 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
-  /// The number that a replay's random operations add to their pass's is what `count` gives, instead of the replays so
-  /// far; it is asked after all that `at_replay` was given.
+  /// Sets the offset that a replay's random operations add to their pass: `count` gives it, instead of the number of
+  /// replays. It is called after everything that `at_replay` was given.
   void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
-  /// What the host does in the step beside what was captured: once in the capture, which the first replay carries out,
-  /// and by `action` before each later one.
+  /// The host's work in the step beside the captured work: once in the capture, which the first replay executes, and by
+  /// `action` before each later one.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-  /// What takes back what the host has done in a capture that then comes to nothing.
+  /// Undoes the host's work of a capture that fails.
   void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
-  /// What the captured work reads, and nothing else may keep until then.
+  /// Memory that the captured work reads, and that nothing else keeps until then.
   void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
-  /// Whose memory the replays, and what the host does with them, need: without it there can be none.
+  /// The owner of memory that the replays and the host's work need: without it no replay is possible.
   void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
   bool complete() const {
     return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
   }
 
-  /// Forgets a capture: the next one begins as the first did.
+  /// Forgets a capture: the next one begins like the first.
   void forget() {
     used_ = first_used_;
     renewals_.resize(1);
@@ -75,7 +75,7 @@ class ReplayNumbers {
     count_by_ = nullptr;
     replays_ = 0;
   }
-  /// The same of one that has come to nothing.
+  /// Undoes and forgets a capture that failed.
   void take_back() {
     for (const auto& action : undo_) action();
     forget();
@@ -90,7 +90,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
-  /// What random operations add to the number of their pass.
+  /// The offset that random operations add to the number of their pass.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -109,13 +109,13 @@ class ReplayNumbers {
   const std::uint32_t* count_ = nullptr;
 };
 
-/// Where the step that this thread captures finds its changing numbers; null outside of a capture.
+/// The changing numbers of the step that this thread captures; null outside of a capture.
 inline ReplayNumbers*& replay_numbers() {
   thread_local ReplayNumbers* numbers = nullptr;
   return numbers;
 }
 
-/// While it lives, this thread captures a step whose changing numbers are `numbers`.
+/// While it lives, this thread captures a step with the changing numbers `numbers`.
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
