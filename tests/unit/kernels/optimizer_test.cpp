@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <catch.hpp>
 #include <chorus/kernels/cpu/optimizer.hpp>
+#include <chorus/kernels/cpu/square_sum.hpp>
 #include <cmath>
 #include <vector>
 

@@ -13,6 +13,7 @@
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
 #include <chorus/kernels/optimizer.hpp>
+#include <chorus/kernels/square_sum.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/reduction.hpp>
