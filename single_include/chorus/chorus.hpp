@@ -46048,11 +46048,7 @@ struct GradBucket {
 
 namespace ddp {
 
-// What DistributedDataParallel adds for some hooks; their headers bring it.
-template <Device D, class Hook, class Communicator>
-class HookMemory;  // needs #include <chorus/parallel/ddp/hook_memory.hpp>
-template <Device D, class Hook, class Communicator>
-class ParameterAveraging;  // needs #include <chorus/parallel/ddp/parameter_averaging.hpp>
+// What few programs need, whose headers bring it.
 template <Device D, class Communicator>
 class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
 template <Device D, class Communicator>
@@ -47171,6 +47167,139 @@ void resume_until_done(Hook& hook, const Core<D, Communicator>& core, std::span<
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_CALLS_HPP
 
+// <chorus/parallel/ddp/hook_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+/// What a communication hook remembers of each parameter, whatever bucket it is in.
+
+namespace chorus::ddp {
+
+/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
+/// that are in no bucket now, being frozen or at rest, waits on the host.
+template <Device D, class Hook, class Communicator>
+class HookMemory final : public ParameterMemory<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  HookMemory(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void buckets_will_change() override {
+    for (const auto& tensor : in_buckets(false)) aside_[key_of(tensor.name)] = copy_of(tensor);
+  }
+  void buckets_changed() override {
+    forget_buckets();
+    restore();
+  }
+
+  void forget(const std::string& parameter) override {
+    std::erase_if(aside_, [&](const auto& entry) { return entry.first.parameter == parameter; });
+  }
+
+  std::vector<optim::StateTensor> state(bool full) override {
+    auto all = in_buckets(full);
+    for (auto& [key, kept] : aside_)
+      all.push_back({cat(key.what, '.', key.parameter), kept.dtype, kept.shape, kept.bytes.data(), true});
+    return all;
+  }
+  void replace(const std::vector<optim::StateTensor>& tensors) override {
+    const auto known = in_buckets(true);
+    std::map<Key, Kept> copies;
+    for (const auto& tensor : tensors)
+      if (std::any_of(known.begin(), known.end(),
+                      [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
+        copies[key_of(tensor.name)] = copy_of(tensor);
+    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    forget_buckets();
+    restore();
+  }
+  void scale_rest(double factor) override {
+    const auto scale = [factor]<class T>(auto device, std::span<const Index> shape, T* numbers) {
+      kernels::scale(device, numel(shape), static_cast<T>(factor), numbers);
+    };
+    for_each(
+        [](const auto&) { return false; },
+        [&](std::string_view what, const GradBucketPart&, std::span<const Index> shape, auto device, auto* numbers) {
+          if (what == "rest") scale(device, shape, numbers);
+        });
+    for (auto& [key, kept] : aside_)
+      if (key.what == "rest")
+        with_type(kept.dtype, kept.bytes.data(),
+                  [&, &shape = kept.shape](auto* numbers) { scale(Cpu{}, shape, numbers); });
+  }
+
+ private:
+  struct Key {
+    std::string parameter, what;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    DType dtype;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+
+  static Key key_of(const std::string& name) {
+    const auto dot = name.find('.');
+    return {name.substr(dot + 1), name.substr(0, dot)};
+  }
+
+  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  template <class Make, class Visit>
+  void for_each(const Make& make, const Visit& visit) {
+    if constexpr (Traits::remembers_parameters)
+      for (const Bucket& bucket : core_.buckets.all())
+        as_hooks_see(core_, bucket, [&](const auto& view) { hook_.remembered(view, make(view), visit); });
+  }
+  std::vector<optim::StateTensor> in_buckets(bool full) {
+    std::vector<optim::StateTensor> all;
+    for_each(
+        [full](const auto&) { return full; },
+        [&]<class T, Device Where>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                   Where, T* numbers) {
+          all.push_back(
+              {cat(what, '.', part.name), dtype<T>, {shape.begin(), shape.end()}, numbers, !std::is_same_v<Where, D>});
+        });
+    return all;
+  }
+  Kept copy_of(const optim::StateTensor& tensor) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype));
+    if (tensor.on_host)
+      copy_bytes(Cpu{}, bytes.data(), Cpu{}, tensor.data, bytes.size());
+    else
+      copy_bytes(Cpu{}, bytes.data(), core_.parameter(0).where(), tensor.data, bytes.size());
+    return {tensor.dtype, tensor.shape, std::move(bytes)};
+  }
+  void forget_buckets() {
+    if constexpr (Traits::resets) hook_.reset();
+  }
+  // Moves what is aside into the buckets that it belongs to.
+  void restore() {
+    if (aside_.empty()) return;
+    const auto any_aside = [&](const auto& bucket) {
+      return std::any_of(bucket.parts.begin(), bucket.parts.end(), [&](const GradBucketPart& part) {
+        const auto found = aside_.lower_bound({part.name, ""});
+        return found != aside_.end() && found->first.parameter == part.name;
+      });
+    };
+    for_each(any_aside, [&]<class T>(std::string_view what, const GradBucketPart& part, std::span<const Index> shape,
+                                     auto device, T* numbers) {
+      const auto found = aside_.find({part.name, std::string(what)});
+      if (found == aside_.end()) return;
+      const Kept& kept = found->second;
+      if (kept.dtype == dtype<T> && std::equal(shape.begin(), shape.end(), kept.shape.begin(), kept.shape.end()))
+        copy_bytes(device, numbers, Cpu{}, kept.bytes.data(), kept.bytes.size());
+      aside_.erase(found);
+    });
+  }
+
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+  std::map<Key, Kept> aside_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
+
 // <chorus/parallel/ddp/ignored_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_IGNORED_PARAMETERS_HPP
@@ -47345,6 +47474,38 @@ class NonFiniteGradients final : public Extension<D> {
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
+
+// <chorus/parallel/ddp/parameter_averaging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
+/// Communication hooks that average parameters, or act around the optimizer's step (PostLocalSgd).
+
+namespace chorus::ddp {
+
+template <Device D, class Hook, class Communicator>
+class ParameterAveraging final : public Extension<D> {
+  using Traits = HookTraits<Hook, D, Communicator>;
+
+ public:
+  ParameterAveraging(Core<D, Communicator>& core, Hook& hook) : core_(core), hook_(hook) {}
+
+  void ready_for_forward() override {
+    if constexpr (Traits::averages_parameters)
+      if (core_.brings == Brings::samples)
+        hook_.before_forward(core_.flat, core_.ranks,
+                             [this](const std::string& name) { return !core_.options.ignores(name); });
+  }
+  void averaged() override {
+    if constexpr (Traits::acts_after_backward) hook_.after_backward();
+  }
+
+ private:
+  Core<D, Communicator>& core_;
+  Hook& hook_;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
 
 // <chorus/parallel/ddp/passes_of_others.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
@@ -48155,7 +48316,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
   /// since the policy took it, and where another policy took it afterwards.
   template <class Call>
-  auto forward(bool with_others, const Call& call) {
+  auto run_forward(bool with_others, const Call& call) {
     handles_.check_kept(this->any_model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
@@ -48172,12 +48333,12 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass that records gradients: its backward passes are weighed before they start.
   template <class Call>
-  auto forward_recorded(const Call& call) {
+  auto run_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
     pass = {};
     const auto begin = Node::next_sequence();
     watch_backward(watch_);
-    auto output = forward(true, call);
+    auto output = run_forward(true, call);
     pass = {begin, Node::next_sequence()};
     return output;
   }
@@ -48211,11 +48372,11 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class Call>
-  auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
+  auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
       check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
-    return forward(!joining_, call);
+    return run_forward(!joining_, call);
   }
   /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
   virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
@@ -50331,8 +50492,26 @@ template <class Model, class Communicator,
 class DistributedPolicy : public Policy<Model, Base> {
  protected:
   using Policy<Model, Base>::Policy;
+  /// `title`: the policy's name in messages. `dim`: the axis of the samples.
+  DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
+      : Policy<Model, Base>(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs.
+  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
+  /// `forward_aside`: one of this rank alone.
+  template <class... Inputs>
+  auto forward(bool with_others, const Inputs&... inputs) {
+    return this->run_forward(with_others, [&] { return call_model(inputs...); });
+  }
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    return this->run_recorded([&] { return call_model(inputs...); });
+  }
+  template <class... Inputs>
+  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  }
+
+ private:
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return this->model_.forward(this->on_model_device(inputs)...);
@@ -50478,10 +50657,9 @@ class DistributedDataParallel
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->forward_aside(pass, model);
+    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->forward_begins(pass);
-    auto output = this->forward_recorded(model);
+    auto output = this->forward_recorded(inputs...);
     this->forward_ended();
     return output;
   }
@@ -62625,10 +62803,25 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     this->shares_.add_as_they_are();
   }
 
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
+
+  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
+  /// `forward_aside`: one of this rank alone.
   template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  auto forward(bool with_others, const Inputs&... inputs) {
+    return this->run_forward(with_others, [&] { return call_model(inputs...); });
   }
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    return this->run_recorded([&] { return call_model(inputs...); });
+  }
+  template <class... Inputs>
+  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  }
+
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
   // The parameters' own hooks come later, with the gradient of the whole batch.
@@ -62695,6 +62888,12 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
+
+ private:
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
 };
 
 }  // namespace chorus

@@ -153,10 +153,9 @@ class DistributedDataParallel
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->forward_aside(pass, model);
+    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
     this->forward_begins(pass);
-    auto output = this->forward_recorded(model);
+    auto output = this->forward_recorded(inputs...);
     this->forward_ended();
     return output;
   }

@@ -62,7 +62,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
-      : Base(std::move(model), "LocalSgd", communicator, options.dim, seed), options_(options) {
+      : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
     check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
@@ -99,9 +99,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
-    const auto model = [&] { return this->call_model(inputs...); };
-    if (grad_enabled()) return this->forward_recorded(model);
-    return this->forward(true, model);
+    if (grad_enabled()) return this->forward_recorded(inputs...);
+    return this->forward(true, inputs...);
   }
 
   /// While it lives, backward passes add to gradients and don't count as steps.

@@ -57,7 +57,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
-      : Base(std::move(model), "ParameterServer", communicator, options.dim, seed) {
+      : Base("ParameterServer", std::move(model), communicator, options.dim, seed) {
     this->check_same(cat("options: dim ", options.dim, "\n"), typename Base::All{});
     this->program_.alike().steps = false;
     pull();
@@ -87,12 +87,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
     pass.number = this->begin_forward(pass.samples).step;
-    const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
       this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
-      return this->forward_recorded(model);
+      return this->forward_recorded(inputs...);
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
@@ -100,7 +99,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(pass, model);
+    return this->forward_aside(pass, inputs...);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each

@@ -287,7 +287,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
   /// since the policy took it, and where another policy took it afterwards.
   template <class Call>
-  auto forward(bool with_others, const Call& call) {
+  auto run_forward(bool with_others, const Call& call) {
     handles_.check_kept(this->any_model_, this->flat_);
     const RandomScope scope(this->random_);
     const BatchGroupScope group(with_others ? group_ : nullptr);
@@ -304,12 +304,12 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass that records gradients: its backward passes are weighed before they start.
   template <class Call>
-  auto forward_recorded(const Call& call) {
+  auto run_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
     pass = {};
     const auto begin = Node::next_sequence();
     watch_backward(watch_);
-    auto output = forward(true, call);
+    auto output = run_forward(true, call);
     pass = {begin, Node::next_sequence()};
     return output;
   }
@@ -343,11 +343,11 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
   template <class Call>
-  auto forward_aside(const ddp::ForwardPass& pass, const Call& call) {
+  auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
       check_evaluates_rank_0s();
     shares_.begin_aside(pass, !joining_);
-    return forward(!joining_, call);
+    return run_forward(!joining_, call);
   }
   /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
   virtual void weigh_losses(std::span<const Ref<Node>> nodes) {

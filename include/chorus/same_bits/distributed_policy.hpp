@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -55,10 +56,25 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     this->shares_.add_as_they_are();
   }
 
+  DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
+                    std::uint64_t seed)
+      : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
+
+  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
+  /// `forward_aside`: one of this rank alone.
   template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  auto forward(bool with_others, const Inputs&... inputs) {
+    return this->run_forward(with_others, [&] { return call_model(inputs...); });
   }
+  template <class... Inputs>
+  auto forward_recorded(const Inputs&... inputs) {
+    return this->run_recorded([&] { return call_model(inputs...); });
+  }
+  template <class... Inputs>
+  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
+    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  }
+
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
   // The parameters' own hooks come later, with the gradient of the whole batch.
@@ -125,6 +141,12 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
+
+ private:
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
+  }
 };
 
 }  // namespace chorus

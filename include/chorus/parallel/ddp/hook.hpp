@@ -78,11 +78,7 @@ struct GradBucket {
 
 namespace ddp {
 
-// What DistributedDataParallel adds for some hooks; their headers bring it.
-template <Device D, class Hook, class Communicator>
-class HookMemory;  // needs #include <chorus/parallel/ddp/hook_memory.hpp>
-template <Device D, class Hook, class Communicator>
-class ParameterAveraging;  // needs #include <chorus/parallel/ddp/parameter_averaging.hpp>
+// What few programs need, whose headers bring it.
 template <Device D, class Communicator>
 class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
 template <Device D, class Communicator>

@@ -7,9 +7,11 @@
 #include <chorus/parallel/ddp/clock.hpp>
 #include <chorus/parallel/ddp/frozen_parameters.hpp>
 #include <chorus/parallel/ddp/hook_calls.hpp>
+#include <chorus/parallel/ddp/hook_memory.hpp>
 #include <chorus/parallel/ddp/ignored_parameters.hpp>
 #include <chorus/parallel/ddp/learned_order.hpp>
 #include <chorus/parallel/ddp/non_finite.hpp>
+#include <chorus/parallel/ddp/parameter_averaging.hpp>
 #include <chorus/parallel/ddp/passes_of_others.hpp>
 #include <chorus/parallel/ddp/several_nets.hpp>
 #include <chorus/parallel/ddp/static_graph.hpp>

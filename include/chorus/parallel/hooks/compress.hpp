@@ -5,7 +5,6 @@
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <chorus/parallel/ddp/all_reduce.hpp>
-#include <chorus/parallel/ddp/hook_memory.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <chorus/parallel/hooks/not_sent.hpp>
 #include <optional>

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <chorus/parallel/ddp/all_reduce.hpp>
-#include <chorus/parallel/ddp/parameter_averaging.hpp>
 #include <chorus/parallel/local_steps.hpp>
 #include <string_view>
 

@@ -10,7 +10,6 @@
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
 #include <chorus/parallel/ddp/all_reduce.hpp>
-#include <chorus/parallel/ddp/hook_memory.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <cmath>
 #include <cstdint>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chorus/parallel/ddp/all_reduce.hpp>
-#include <chorus/parallel/ddp/hook_memory.hpp>
 #include <chorus/parallel/hooks/bucket_states.hpp>
 #include <cstdint>
 #include <optional>
