@@ -6,6 +6,7 @@
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/random.hpp>
+#include <chorus/kernels/square_sum.hpp>
 #include <chorus/ops/embedding.hpp>
 
 #include "compare.hpp"
