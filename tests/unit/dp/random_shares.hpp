@@ -14,7 +14,7 @@ using Model = Parcel<Cpu>;
 /// that do different things.
 class ByShares : public Policy<Model> {
  public:
-  ByShares(const Program& program) : Policy<Model>(program.model(), 3), program_(program) {}
+  ByShares(const Program& program) : Policy<Model>(program.model(), std::uint64_t{3}), program_(program) {}
 
   template <class X>
   auto operator()(const X& x, const Call& call) {
