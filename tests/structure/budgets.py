@@ -2,7 +2,8 @@
 """What chorus costs those who include it and those who read it, beside what budgets.json allows: the files and lines of
 chorus that each header brings, by the compiler's own preprocessor (no comments, no blanks), the bytes of quickstart's
 code and those of them that name no type of its own, the code lines of include/, the words of README.md. All of it is
-counted, not timed; bytes of code depend a little on the processor, and have room for it. A figure above its budget fails. Whoever raises one says why in budgets.json, under "raised".
+counted, not timed; bytes of code depend a little on the processor, and have room for it. A figure above its budget
+fails. Whoever raises one says why in budgets.json, under "raised".
 usage: budgets.py CXX EIGEN [NM QUICKSTART.o QUICKSTART_PLAIN.o]
        budgets.py --lower CXX EIGEN ...    writes what is lower now"""
 

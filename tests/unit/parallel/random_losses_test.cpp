@@ -255,4 +255,26 @@ TEST_CASE("random losses: DataParallel's, of gathered outputs and in the model")
   CHECK(tally.right > 340);
 }
 
+TEST_CASE("random losses: a Pipeline's, whose micro-batches have uneven shares of what counts") {
+  Tally tally;
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const auto batch = batch_of(seed, cut_of(seed, 2).size);
+    const auto spec = spec_of(seed, batch);
+    const auto texts = Ranks(2, [&](const World& world) {
+                         auto communicator = comm::connect(world);
+                         Pipeline<Model> net(make<Model>(), communicator, world, {.micro_batches = 3}, 3);
+                         const auto outcome = outcome_of(net, spec, batch, true);
+                         return outcome.refused.empty() ? test::text_of(outcome.values) : "refused: " + outcome.refused;
+                       }).texts();
+    // The last stage refuses a loss; the first is told so.
+    const bool refused = texts[1].starts_with("refused");
+    INFO(texts[0].substr(0, 300));
+    CHECK(refused == (texts[0].find("rank 1, threw: Pipeline: ") != texts[0].npos));
+    tally.count(seed, "pipeline", one_device(spec, batch, true),
+                refused ? Outcome{{}, texts[1]} : Outcome{test::numbers_in(texts[0]), ""});
+  }
+  for (const auto& [words, count] : tally.words) UNSCOPED_INFO(count << ": " << words);
+  CHECK(tally.right > 30);
+}
+
 }  // namespace random_losses_test
