@@ -22059,35 +22059,58 @@ class LossWeights {
   void find_terms(Node& root, double loss, double size) {
     found_.find(root);
     found_.check_linear("Pipeline");
-    const auto& found = found_.all();
+    const auto values = found_.values(root, loss);
+    const auto found = without_penalties(values);
     check<UsageError>(!found.empty(),
                       "Pipeline: the model's loss is no mean or sum over the batch: expected mean(), cross_entropy(), "
                       "mse_loss() or another loss of the library, or sums of such");
     has_more_ = has_more_ || found_.has_more();
     if (terms_.empty())
-      for (const auto& term : found) terms_.push_back({term.origin->is_mean()});
+      for (const std::size_t term : found) terms_.push_back({found_.all()[term].origin->is_mean()});
     check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss is made of ", found.size(),
                       " means and sums of one micro-batch and of ", terms_.size(), " of another");
-    const auto values = found_.values(root, loss);
     for (std::size_t i = 0; i < terms_.size(); ++i) {
-      Node& origin = *found[i].origin;
+      const auto& in_loss = found_.all()[found[i]];
+      Node& origin = *in_loss.origin;
       Term& term = terms_[i];
-      term.node = found[i].node;
+      term.node = in_loss.node;
       term.over = term.is_mean ? origin.mean_over() : 1;
       // Whether it is a mean by hand would be seen after all micro-batches.
-      const auto& factor = found[i].factor;
+      const auto& factor = in_loss.factor;
       check<UsageError>(term.is_mean || origin.divisor() != 0 || size == samples_ ||
                             !(factor.by_tensor || factor.may_be_own(origin.counted())),
                         "Pipeline: the model's loss is a sum over the batch divided by ", 1 / factor.all,
                         chorus::detail::own_mean);
       term.divisor = origin.divisor();
       term.counted += origin.counted();
-      term.value = values[i];
+      term.value = values[found[i]];
     }
+  }
+  // The numbers of those that are of the batch. A penalty is not: each micro-batch has the same, which counts by its
+  // samples, as all that is no mean or sum does.
+  std::vector<std::size_t> without_penalties(const std::vector<double>& values) {
+    std::vector<std::size_t> found;
+    std::size_t penalty = 0;
+    for (std::size_t i = 0; i < found_.all().size(); ++i) {
+      if (!found_.all()[i].may_be_penalty) {
+        found.push_back(i);
+        continue;
+      }
+      has_more_ = true;
+      if (penalty == penalties_.size()) penalties_.push_back(values[i]);
+      const double first = penalties_[penalty++];
+      check<UsageError>(values[i] == first,
+                        "Pipeline: a sum of parameters and of numbers that are not on the tape, which would be a "
+                        "penalty if it were the same in each micro-batch: it is ",
+                        first, " and ", values[i],
+                        ": expected one of the model's numbers alone, or of what layers have made of the samples");
+    }
+    return found;
   }
 
   chorus::detail::LossTerms found_;
   std::vector<Term> terms_;
+  std::vector<double> penalties_;  // of the first micro-batch
   double samples_, rest_ = 0, last_ = 0, seeds_ = 0;
   bool has_more_ = false;
 };
