@@ -140,11 +140,8 @@ chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, 
   const auto devices = static_cast<std::size_t>(shares_of_batch(net));
   auto shares = devices;
   if constexpr (in_shares<Net>) shares = static_cast<std::size_t>(net.canonical_shares());
-  const auto begin = [&](int device) {  // of its first sample
-    const auto share = chorus::share_begin(static_cast<int>(shares), devices, static_cast<std::size_t>(device));
-    return chorus::share_begin(options.batch, shares, static_cast<std::size_t>(share));
-  };
-  return begin(i + 1) - begin(i);
+  const auto own = chorus::same_bits::shares_of_device(shares, devices, static_cast<std::size_t>(i));
+  return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
 }
 
 /// A fingerprint of the net's parameters; empty where the program was built without OpenSSL. All ranks call it.

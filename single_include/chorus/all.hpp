@@ -23882,11 +23882,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
     pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
       this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
-      return this->forward_recorded(inputs...);
+      return this->run_recorded(model);
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
@@ -23894,7 +23895,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(pass, inputs...);
+    return this->run_aside(pass, model);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
@@ -30540,14 +30541,18 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
       fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    std::vector<same_bits::ShareRange> runs;  // by device
     const auto pass = this->template begin_shares<dp::MakeShare>(
-        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        static_cast<Index>(sums_.shares()),
+        [&](const dp::Split& split) {
+          runs = sums_.runs(split.devices);
+          return runs.size();
+        },
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
     // A task owns what it works with, for a device may come back late.
-    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
-                                            of_devices = sums_.devices()](std::size_t i) {
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
         for (std::size_t s = run.begin; s < run.end; ++s)
@@ -30939,8 +30944,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   /// Of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
-    choices.padding = options.padding;
+    auto choices = this->sampler_options(options);
     choices.shares = canonical_shares();
     return data::Sampler(dataset.size(), choices);
   }
@@ -30966,19 +30970,10 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
-  /// `forward_aside`: one of this rank alone.
+  /// The model's output for the inputs, in shares.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
-    return this->run_forward(with_others, [&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
-    return this->run_recorded([&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
@@ -31047,12 +31042,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
-
- private:
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
-  }
 };
 
 }  // namespace chorus

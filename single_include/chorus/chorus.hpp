@@ -48083,12 +48083,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.rank = communicator_.rank(),
-                                          .world_size = communicator_.size(),
-                                          .shuffle = options.shuffle,
-                                          .seed = this->seed(),
-                                          .padding = options.padding,
-                                          .ledger = program_.ledger()});
+    return data::Sampler(dataset.size(), sampler_options(options));
   }
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
@@ -48140,6 +48135,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
+  data::SamplerOptions sampler_options(const SamplingOptions& options) const {
+    return {.rank = communicator_.rank(),
+            .world_size = communicator_.size(),
+            .shuffle = options.shuffle,
+            .seed = this->seed(),
+            .padding = options.padding,
+            .ledger = program_.ledger()};
+  }
   /// Accepts all parameters and buffers.
   struct All {
     bool operator()(const auto&) const { return true; }
@@ -48383,7 +48386,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     if (communicator_.size() == 1 || in_captured_step()) {
       weigh_run(false);
     } else {
-      terms_.find(*nodes.front(), last_recorded());
+      std::uint64_t last = 0;
+      for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+      terms_.find(*nodes.front(), last);
       for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
       weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
     }
@@ -48449,11 +48454,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     losses_.clear();
     weigh_losses(nodes);
     backward_is_weighed();
-  }
-  std::uint64_t last_recorded() const {
-    std::uint64_t last = 0;
-    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    return last;
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
@@ -50496,6 +50496,11 @@ class DistributedPolicy : public Policy<Model, Base> {
   DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model, Base>(std::move(model), title, communicator, dim, seed) {}
 
+  /// The model's output for the inputs.
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
   /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
   /// `forward_aside`: one of this rank alone.
   template <class... Inputs>
@@ -50509,12 +50514,6 @@ class DistributedPolicy : public Policy<Model, Base> {
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
     return this->run_aside(pass, [&] { return call_model(inputs...); });
-  }
-
- private:
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return this->model_.forward(this->on_model_device(inputs)...);
   }
 };
 
@@ -50657,9 +50656,10 @@ class DistributedDataParallel
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->run_aside(pass, model);
     this->forward_begins(pass);
-    auto output = this->forward_recorded(inputs...);
+    auto output = this->run_recorded(model);
     this->forward_ended();
     return output;
   }
@@ -51055,9 +51055,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
-CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class PolicyOn<Cpu>;
 CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
@@ -59261,9 +59258,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
-CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class PolicyOn<Cpu>;
 CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;
@@ -62381,14 +62375,18 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
       fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    std::vector<same_bits::ShareRange> runs;  // by device
     const auto pass = this->template begin_shares<dp::MakeShare>(
-        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        static_cast<Index>(sums_.shares()),
+        [&](const dp::Split& split) {
+          runs = sums_.runs(split.devices);
+          return runs.size();
+        },
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
     // A task owns what it works with, for a device may come back late.
-    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
-                                            of_devices = sums_.devices()](std::size_t i) {
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
         for (std::size_t s = run.begin; s < run.end; ++s)
@@ -62780,8 +62778,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   /// Of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
-    choices.padding = options.padding;
+    auto choices = this->sampler_options(options);
     choices.shares = canonical_shares();
     return data::Sampler(dataset.size(), choices);
   }
@@ -62807,19 +62804,10 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
-  /// `forward_aside`: one of this rank alone.
+  /// The model's output for the inputs, in shares.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
-    return this->run_forward(with_others, [&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
-    return this->run_recorded([&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
@@ -62888,12 +62876,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
-
- private:
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
-  }
 };
 
 }  // namespace chorus

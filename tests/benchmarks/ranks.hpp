@@ -1,6 +1,7 @@
 #pragma once
 /// What the benchmarks of several ranks share: their command line, and how they are started.
 
+#include <chorus/same_bits/share_tree.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -31,11 +32,9 @@ auto share_of(const Images& images, const chorus::Tensor<std::int64_t, 1>& targe
               int canonical_shares = 0) {
   const auto batch = images.size(0), rows = targets.numel() / batch;
   const auto all = static_cast<std::size_t>(canonical_shares == 0 ? ranks : canonical_shares);
-  const auto first_of = [&](int r) {  // its first sample
-    const auto share = chorus::share_begin(static_cast<int>(all), static_cast<std::size_t>(ranks), static_cast<std::size_t>(r));
-    return chorus::share_begin(batch, all, static_cast<std::size_t>(share));
-  };
-  const auto begin = first_of(rank), end = first_of(rank + 1);
+  const auto own =
+      chorus::same_bits::shares_of_device(all, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank));
+  const auto begin = chorus::share_begin(batch, all, own.begin), end = chorus::share_begin(batch, all, own.end);
   return std::pair(images.slice(0, begin, end), targets.slice(0, begin * rows, end * rows));
 }
 

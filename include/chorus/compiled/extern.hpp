@@ -66,9 +66,6 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
-CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4, Cpu>&) const;
-CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
 CHORUS_EXTERN template class optim::Sgd<Cpu>;
 CHORUS_EXTERN template class PolicyOn<Cpu>;
 CHORUS_EXTERN template class PolicyOfRanks<Cpu, comm::AnyCommunicator>;

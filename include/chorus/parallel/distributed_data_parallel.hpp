@@ -153,9 +153,10 @@ class DistributedDataParallel
                       "DistributedDataParallel: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
-    if (!grad_enabled()) return this->forward_aside(pass, inputs...);
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->run_aside(pass, model);
     this->forward_begins(pass);
-    auto output = this->forward_recorded(inputs...);
+    auto output = this->run_recorded(model);
     this->forward_ended();
     return output;
   }

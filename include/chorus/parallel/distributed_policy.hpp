@@ -18,6 +18,11 @@ class DistributedPolicy : public Policy<Model, Base> {
   DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model, Base>(std::move(model), title, communicator, dim, seed) {}
 
+  /// The model's output for the inputs.
+  template <class... Inputs>
+  auto call_model(const Inputs&... inputs) {
+    return this->model_.forward(this->on_model_device(inputs)...);
+  }
   /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
   /// `forward_aside`: one of this rank alone.
   template <class... Inputs>
@@ -31,12 +36,6 @@ class DistributedPolicy : public Policy<Model, Base> {
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
     return this->run_aside(pass, [&] { return call_model(inputs...); });
-  }
-
- private:
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return this->model_.forward(this->on_model_device(inputs)...);
   }
 };
 

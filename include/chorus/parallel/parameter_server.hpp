@@ -87,11 +87,12 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "ParameterServer: the last backward pass ended early; its gradients are incomplete");
     ddp::ForwardPass pass{.samples = detail::samples_of(this->random_.dim, inputs...), .sync = sync_};
     pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
       this->begin_pass(pass, this->joining_);  // those that have ended have to know
       if (stepped_) pull();
-      return this->forward_recorded(inputs...);
+      return this->run_recorded(model);
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
@@ -99,7 +100,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "pass in evaluation all ranks call eval()");
       pull();
     }
-    return this->forward_aside(pass, inputs...);
+    return this->run_aside(pass, model);
   }
 
   /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each

@@ -54,12 +54,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    return data::Sampler(dataset.size(), {.rank = communicator_.rank(),
-                                          .world_size = communicator_.size(),
-                                          .shuffle = options.shuffle,
-                                          .seed = this->seed(),
-                                          .padding = options.padding,
-                                          .ledger = program_.ledger()});
+    return data::Sampler(dataset.size(), sampler_options(options));
   }
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
@@ -111,6 +106,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
+  data::SamplerOptions sampler_options(const SamplingOptions& options) const {
+    return {.rank = communicator_.rank(),
+            .world_size = communicator_.size(),
+            .shuffle = options.shuffle,
+            .seed = this->seed(),
+            .padding = options.padding,
+            .ledger = program_.ledger()};
+  }
   /// Accepts all parameters and buffers.
   struct All {
     bool operator()(const auto&) const { return true; }
@@ -354,7 +357,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     if (communicator_.size() == 1 || in_captured_step()) {
       weigh_run(false);
     } else {
-      terms_.find(*nodes.front(), last_recorded());
+      std::uint64_t last = 0;
+      for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+      terms_.find(*nodes.front(), last);
       for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
       weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
     }
@@ -420,11 +425,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     losses_.clear();
     weigh_losses(nodes);
     backward_is_weighed();
-  }
-  std::uint64_t last_recorded() const {
-    std::uint64_t last = 0;
-    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-    return last;
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);

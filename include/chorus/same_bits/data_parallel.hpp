@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace chorus {
 
@@ -50,14 +51,18 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
       fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
+    std::vector<same_bits::ShareRange> runs;  // by device
     const auto pass = this->template begin_shares<dp::MakeShare>(
-        static_cast<Index>(sums_.shares()), [this](const dp::Split& split) { return sums_.runs(split.devices).size(); },
+        static_cast<Index>(sums_.shares()),
+        [&](const dp::Split& split) {
+          runs = sums_.runs(split.devices);
+          return runs.size();
+        },
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
     // A task owns what it works with, for a device may come back late.
-    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs = sums_.runs(pass->split.devices),
-                                            of_devices = sums_.devices()](std::size_t i) {
+    this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
         for (std::size_t s = run.begin; s < run.end; ++s)

@@ -33,8 +33,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   /// Of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
-    auto choices = Base::sampler(dataset, {.shuffle = options.shuffle}).options();
-    choices.padding = options.padding;
+    auto choices = this->sampler_options(options);
     choices.shares = canonical_shares();
     return data::Sampler(dataset.size(), choices);
   }
@@ -60,19 +59,10 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
-  /// `forward_aside`: one of this rank alone.
+  /// The model's output for the inputs, in shares.
   template <class... Inputs>
-  auto forward(bool with_others, const Inputs&... inputs) {
-    return this->run_forward(with_others, [&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_recorded(const Inputs&... inputs) {
-    return this->run_recorded([&] { return call_model(inputs...); });
-  }
-  template <class... Inputs>
-  auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    return this->run_aside(pass, [&] { return call_model(inputs...); });
+  auto call_model(const Inputs&... inputs) {
+    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
   }
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
@@ -141,12 +131,6 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
-
- private:
-  template <class... Inputs>
-  auto call_model(const Inputs&... inputs) {
-    return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
-  }
 };
 
 }  // namespace chorus
