@@ -67,13 +67,13 @@ class Variable {
 
   /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
   /// again.
-  void backward(bool retain_graph = false) const requires(Rank == 0) {
+  [[gnu::noinline]] void backward(bool retain_graph = false) const requires(Rank == 0) {
     auto one = tensor_type::empty({}, value_.device());
     kernels::fill(value_.device(), 1, one.data(), T{1});  // nothing comes from the host: the step may be captured
     backward(one, retain_graph);
   }
   /// The same for a value of any shape; `seed` is the gradient by this value.
-  void backward(const tensor_type& seed, bool retain_graph = false) const {
+  [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
     check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
                       shape());

@@ -2,6 +2,10 @@
 /// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
 /// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
 
+#include <chorus/data/cifar10.hpp>
+#include <chorus/data/loader.hpp>
+#include <chorus/data/mnist.hpp>
+#include <chorus/data/synthetic_images.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/ops/activations.hpp>
@@ -63,6 +67,18 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
+CHORUS_EXTERN template auto relu(const detail::Value<2>&);
+CHORUS_EXTERN template auto relu(const detail::Value<4>&);
+CHORUS_EXTERN template auto max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const Tensor<float, 2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4>&) const;
+
+CHORUS_EXTERN template class data::DataLoader<data::Cifar10>;
+CHORUS_EXTERN template class data::DataLoader<data::ImageDataset>;
+CHORUS_EXTERN template class data::DataLoader<data::Mnist>;
+CHORUS_EXTERN template class data::DataLoader<data::SyntheticImages>;
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;

@@ -223,25 +223,30 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
   const D& dataset() const { return *dataset_; }
 
  private:
-  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) {
-    if constexpr (detail::loads_images<D, Collate>) {
-      if constexpr (requires {
-                      { dataset.normalization() } -> std::convertible_to<Normalize>;
-                    })
-        if (options.normalize) options.transforms.push_back(dataset.normalization());
-      return [source = detail::ImageSource{
-                  dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
-                  options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
-    } else {
-      detail::refuse_image_options(options);
-      return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
-        return detail::make_batch(dataset, collate, options, sampler, b);
-      };
-    }
-  }
+  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, Collate collate);
 
   const D* dataset_;
 };
+
+// Outside of the class: where the library has it, a program doesn't even instantiate it.
+template <Dataset D, class Collate>
+auto DataLoader<D, Collate>::make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) ->
+    typename Base::Make {
+  if constexpr (detail::loads_images<D, Collate>) {
+    if constexpr (requires {
+                    { dataset.normalization() } -> std::convertible_to<Normalize>;
+                  })
+      if (options.normalize) options.transforms.push_back(dataset.normalization());
+    return [source = detail::ImageSource{
+                dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
+                options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
+  } else {
+    detail::refuse_image_options(options);
+    return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
+      return detail::make_batch(dataset, collate, options, sampler, b);
+    };
+  }
+}
 
 }  // namespace chorus::data
 

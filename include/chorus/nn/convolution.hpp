@@ -77,7 +77,7 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
                                          false),
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
-  auto operator()(const X& x) const {
+  [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
       return detail::weighted(this, x, this->weight, this->bias,
                               [this](const auto&... xs) { return conv2d(xs..., options_); });

@@ -30,7 +30,7 @@ class Linear : public Module {
   }
 
   template <Operand X>
-  auto operator()(const X& x) const {
+  [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole_input(x); });
   }
   template <class X>

@@ -118,7 +118,7 @@ class PolicyOn {
 
   /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
   /// again, by a checkpoint around it, draws the same numbers, and does not count.
-  RandomContext& begin_forward(Index samples = 0) {
+  [[gnu::noinline]] RandomContext& begin_forward(Index samples = 0) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
     random_.step = known != nullptr ? known->take(passes_) : passes_;
