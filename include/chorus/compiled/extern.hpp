@@ -2,10 +2,12 @@
 /// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
 /// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
 
+#include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>
 #include <chorus/data/loader.hpp>
 #include <chorus/data/mnist.hpp>
 #include <chorus/data/synthetic_images.hpp>
+#include <chorus/launch/run.hpp>
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/ops/activations.hpp>
@@ -27,6 +29,13 @@ namespace detail {
 template <int Rank>
 using Value = Variable<float, Rank, Cpu>;
 }
+
+CHORUS_EXTERN template void detail::throw_joined<DeviceError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<ShapeError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<UsageError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template int detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template double detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template Index detail::to_number(const char*, std::string_view);
 
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
 CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);

@@ -2,7 +2,6 @@
 /// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
 
 #include <array>
-#include <charconv>
 #include <chorus/core/printable.hpp>
 #include <concepts>
 #include <cstdint>
@@ -20,7 +19,7 @@ namespace chorus {
 /// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
-  explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
+  explicit Error(const std::string& message);
 };
 /// Shapes, axes or ranks that don't fit the operation.
 struct ShapeError : Error {
@@ -56,15 +55,22 @@ inline void append(std::string& out, std::string_view part) { out += part; }
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
 
-template <class Number>
-requires std::integral<Number> || std::floating_point<Number>
+void append(std::string& out, float part);
+void append(std::string& out, double part);
+
+namespace detail {
+void append_integer(std::string& out, std::int64_t part);
+void append_integer(std::string& out, std::uint64_t part);
+}  // namespace detail
+
+template <std::integral Number>
 void append(std::string& out, Number part) {
-  char digits[64];
-  out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
+  detail::append_integer(out, std::conditional_t<std::is_signed_v<Number>, std::int64_t, std::uint64_t>{part});
 }
 
-template <class Element, std::size_t Extent>
-void append(std::string& out, std::span<Element, Extent> parts) {
+namespace detail {
+template <class Parts>
+void append_list(std::string& out, const Parts& parts) {
   out += '[';
   bool first = true;
   for (const auto& part : parts) {
@@ -73,13 +79,24 @@ void append(std::string& out, std::span<Element, Extent> parts) {
   }
   out += ']';
 }
+}  // namespace detail
+
+void append(std::string& out, std::span<const std::int64_t> parts);
+template <class Element>
+void append(std::string& out, std::span<Element> parts) {
+  detail::append_list(out, parts);
+}
 
 template <class Element, std::size_t Extent>
 void append(std::string& out, const std::array<Element, Extent>& parts) {
-  append(out, std::span<const Element, Extent>(parts));
+  append(out, std::span<const Element>(parts));
 }
 
 namespace detail {
+template <class T>
+void append_value(std::string& out, const void* from) {
+  append(out, *static_cast<const T*>(from));
+}
 /// One part of a message: a reference to a value and the function that appends it, one for each type of value.
 struct Part {
   const void* value;
@@ -87,22 +104,16 @@ struct Part {
 
   template <class T>
   static Part of(const T& part) {
-    return {&part, [](std::string& out, const void* from) { append(out, *static_cast<const T*>(from)); }};
+    return {&part, append_value<T>};
   }
-  static Part of(const char* text) {
-    return {text, [](std::string& out, const void* from) { out += static_cast<const char*>(from); }};
-  }
+  static Part of(const char* text);
   template <std::size_t N>
   static Part of(const char (&text)[N]) {
     return of(static_cast<const char*>(text));
   }
   static Part of(char* text) { return of(static_cast<const char*>(text)); }
 };
-inline std::string join(std::initializer_list<Part> parts) {
-  std::string out;
-  for (const Part& part : parts) part.append_to(out, part.value);
-  return out;
-}
+std::string join(std::initializer_list<Part> parts);
 template <class Kind>
 [[noreturn, gnu::noinline, gnu::cold]] void throw_joined(std::initializer_list<Part> parts) {
   throw Kind(join(parts));
@@ -128,23 +139,11 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
-namespace detail {
-template <class... Kinds>
-[[noreturn]] void rethrow_as(const std::exception& error, std::string_view context) {
-  const std::string_view message(error.what());
-  ((dynamic_cast<const Kinds*>(&error) != nullptr ? fail<Kinds>(context, message) : void()), ...);
-  fail<Error>(context, message);
-}
-}  // namespace detail
-
 /// Throws the error again, of the same kind, with `context` in front of its message.
-[[noreturn]] inline void rethrow_with(const std::exception_ptr& error, std::string_view context) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    detail::rethrow_as<ShapeError, DeviceError, UsageError, FileError, TimeoutError, CommError, NonFiniteError>(
-        e, context);
-  }
-}
+[[noreturn]] void rethrow_with(const std::exception_ptr& error, std::string_view context);
 
 }  // namespace chorus
+
+#if !CHORUS_COMPILED
+#include <chorus/core/error_impl.hpp>
+#endif
