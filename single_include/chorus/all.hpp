@@ -17998,8 +17998,8 @@ void update_bn(Net& net, Passes&& passes) {
 // <chorus/parallel/fully_sharded_data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FULLY_SHARDED_DATA_PARALLEL_HPP
-/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
-/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+/// FullyShardedDataParallel: data parallelism in which no rank keeps the whole model (Rajbhandari et al., "ZeRO", SC
+/// 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
 
 // <chorus/nn/deferred.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
@@ -18080,12 +18080,12 @@ Part with_numbers(Part part) {
 // <chorus/parallel/fsdp/sharded_units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARDED_UNITS_HPP
-/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+/// FullyShardedDataParallel as an extension of DistributedDataParallel, called at the moments of a pass.
 
 // <chorus/parallel/ddp/parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
-/// Hooks after which each rank has the averages of its own part of each bucket alone.
+/// Hooks that give each rank the averages of its own part of each bucket only.
 
 namespace chorus::ddp {
 
@@ -18093,14 +18093,14 @@ namespace chorus::ddp {
 struct Elements {
   std::size_t begin, end;
 };
-/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts; the last rank's has what is left
-/// over, too.
+/// Rank `rank`'s part of a bucket of `count` elements: one of `ranks` equal parts in order; the last rank also gets the
+/// remainder.
 constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
   const std::size_t each = count / ranks;
   return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
 }
 
-/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
+/// How a pass's gradients are averaged: by the hook, or as whole averages if parts don't suffice.
 enum class Averaging { by_hook, whole };
 
 template <Device D, class Hook, class Communicator>
@@ -18120,9 +18120,9 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   }
 };
 
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
-/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
-/// own sees them for a while.
+/// Hides gradients averaged in parts: after backward their parameters have no gradient, and reading one is an error, so
+/// that no code takes the rest, this rank's own gradients, for an average. An optimizer that knows this rank's part
+/// sees them while it steps.
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
@@ -18138,7 +18138,7 @@ class GradientParts final : public Extension<D> {
     const bool places_change = order != nullptr && !order->learned();  // after this pass
     averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
   }
-  // Hides them.
+  // Hides the gradients.
   void pass_ended() override {
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
@@ -18155,7 +18155,7 @@ class GradientParts final : public Extension<D> {
     } scope(*this);
     f();
   }
-  /// They have been used.
+  /// The gradients have been used.
   void forget() {
     for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
     hidden_.clear();
@@ -18163,7 +18163,7 @@ class GradientParts final : public Extension<D> {
   }
 
  private:
-  // What `what` says would lose them.
+  // Throws if `what` would lose gradients that no step has used.
   void refuse_if_waiting(const char* what) const {
     check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
@@ -18188,16 +18188,16 @@ class GradientParts final : public Extension<D> {
 // <chorus/parallel/fsdp/shard.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_SHARD_HPP
-/// What a rank has of a parameter, as optimizers take it.
+/// A rank's part of a parameter, as optimizers see it.
 
 // <chorus/parallel/parameter_slice.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SLICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SLICE_HPP
-/// Parameters of which a process has a part, or nothing, as optimizers take them.
+/// Parameters of which a process has only a part, or nothing, in the form that optimizers take.
 
 namespace chorus::detail {
 
-/// A run of a parameter's numbers, for an optimizer that steps these alone.
+/// A range of a parameter's numbers, for an optimizer that steps only these.
 template <Device D>
 class ParameterSlice : public ParameterOn<D> {
  public:
@@ -18244,7 +18244,7 @@ class ParameterSlice : public ParameterOn<D> {
   std::array<Index, 1> count_;
 };
 
-/// A parameter that is in another process: this one takes part in what is done with it, with no number.
+/// A parameter of another process: this one takes part in operations on it with no numbers.
 template <Device D>
 class ParameterElsewhere final : public ParameterSlice<D> {
  public:
@@ -18260,7 +18260,7 @@ class ParameterElsewhere final : public ParameterSlice<D> {
 
 namespace chorus::fsdp {
 
-/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
+/// This rank's part of a parameter and of its averaged gradient.
 template <Device D>
 class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
@@ -18268,7 +18268,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
 
   void* place() const override { return this->at(this->whole().place()); }
   bool grad_arrived() const override { return arrived_; }
-  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
+  /// Dropping the part's gradient also drops the whole parameter's gradient from passes under no_sync.
   void set_grad_arrived(bool arrived) override {
     arrived_ = arrived;
     if (arrived) return;
@@ -18276,7 +18276,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
     this->whole().set_grad_arrived(false);
   }
   std::uint32_t times_forgotten() const override { return forgotten_; }
-  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
+  /// The average has arrived, or is put aside while another pass adds to it: the whole parameter's gradient stays.
   void set_averaged(bool averaged) { arrived_ = averaged; }
 
  private:
@@ -18290,31 +18290,31 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
 // <chorus/parallel/fsdp/units_at_hand.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_AT_HAND_HPP
-/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
+/// Which units of the parameters a rank has gathered: operations gather them; they are freed afterwards.
 
 // <chorus/parallel/fsdp/order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
-/// In which order a pass gathers units.
+/// The order in which a pass gathers units.
 
 namespace chorus::fsdp {
 
-/// The first pass of a kind guesses; from then on all ranks gather in the order in which rank 0 had touched the units:
-/// whatever a rank computes, it takes part in all gathers, each once.
+/// The first pass of a kind guesses the order; later all ranks gather in the order in which rank 0 used the units.
+/// Every rank takes part in all gathers, each once, whatever it computes.
 struct Order {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
   std::vector<std::size_t> units;
   std::vector<std::size_t> place;      // by unit: its index in `units`, or none
-  std::vector<std::size_t> last_used;  // by unit: how far the pass had come in `units` when it was used last
+  std::vector<std::size_t> last_used;  // by unit: the pass's position in `units` at the unit's last use
   bool learned = false;
 
-  /// With the guess that each unit is used once.
+  /// Guesses that each unit is used once.
   Order(std::vector<std::size_t> guess, std::size_t of) : units(std::move(guess)), place(of, none), last_used(of, 0) {
     for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
   }
 
-  /// All ranks take rank 0's, which they know from now on.
+  /// Gives all ranks rank 0's order.
   template <class Communicator>
   void take_rank_0s(Communicator& ranks) {
     learned = true;
@@ -18337,7 +18337,7 @@ struct Order {
 // <chorus/parallel/fsdp/units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
-/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
+/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered and freed together.
 
 namespace chorus {
 
@@ -18359,18 +18359,18 @@ ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Ent
 
 namespace detail {
 
-/// What a parameter belongs to, from its path: that of its module.
+/// The path of a parameter's module, from the parameter's path.
 inline std::string_view owner(std::string_view path) {
   const auto dot = path.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
 }
 
-/// The paths of all modules of the types `Blocks` in a model, those within others left out.
+/// The paths of all modules of the types `Blocks` in a model, without those nested in others.
 template <class... Blocks>
 class PathsOf final : public nn::detail::Walker {
  public:
   explicit PathsOf(nn::Module& model) { this->walk(model); }
-  /// The path of the block that a parameter belongs to; empty where it belongs to none.
+  /// The path of the block that contains a parameter; empty if none does.
   std::string_view block_of(std::string_view parameter) const {
     for (const std::string& path : paths_)
       if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
@@ -18407,8 +18407,8 @@ std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
 }  // namespace detail
 }  // namespace fsdp
 
-/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
-/// of its own, and what is frozen when the policy takes the model is apart from the rest.
+/// Units of at most `Bytes` bytes, cut between modules: the parameters of one layer stay together. A larger layer is a
+/// unit of its own. Parameters that are frozen when the policy takes the model have separate units.
 template <std::size_t Bytes>
 struct ByBytes {
   static constexpr bool reshard_after_forward = true;
@@ -18432,7 +18432,7 @@ struct ByBytes {
   }
 };
 
-/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
+/// A unit for each module of the types `Blocks`, such as a transformer layer; parameters between them form other units.
 template <class... Blocks>
 struct ByModule {
   static constexpr bool reshard_after_forward = true;
@@ -18448,8 +18448,8 @@ struct ByModule {
   }
 };
 
-/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
-/// once; gradients and the optimizer's state are in parts alone.
+/// ZeRO's stage 2: units gathered in forward stay until backward has used them, so that a step gathers each unit once.
+/// Only gradients and optimizer state are sharded.
 struct KeepParameters : ByBytes<> {
   static constexpr bool reshard_after_forward = false;
 };
@@ -18459,24 +18459,24 @@ struct KeepParameters : ByBytes<> {
 
 namespace chorus::fsdp {
 
-/// What a rank is doing with its parameters.
+/// The phase in which a rank uses its parameters.
 enum class Pass : std::uint8_t {
-  none,     // its parts rest
+  none,     // only this rank's parts are present
   forward,  // a forward pass that backward will follow
-  aside,    // one without gradients
+  aside,    // a forward pass without gradients
   backward,
-  gathered,  // somebody looks at them
+  gathered,  // within gathered()
 };
 
-/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
-/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
-/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
-/// on its way; but one that is used again later in the pass stays.
+/// Each rank keeps its part of each unit and gathers the other parts at their places in the flat buffer, so that
+/// addresses in tensors and in saved values stay valid. All ranks make the same calls and gather in one order (see
+/// Order). At most two units are whole at a time: the one that operations read, and the next, which is being gathered.
+/// A unit that is used again later in the pass stays.
 template <Device D, class Communicator>
 class UnitsAtHand final : public Residence {
  public:
-  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
-  /// see KeepParameters.
+  /// All units are present at first. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`: see
+  /// KeepParameters.
   UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
               bool reshard_after_forward)
       : flat_(&flat),
@@ -18489,8 +18489,8 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
-  /// drawn: of each unit this rank's part.
+  /// Moves the flat buffers to memory whose pages can be freed, and frees the other ranks' parts. Draws promised
+  /// values: only this rank's part of each unit.
   [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
     const int slot = trace_slot(flat_->groups().front().values.device());
     {
@@ -18516,7 +18516,7 @@ class UnitsAtHand final : public Residence {
     }
     CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
   }
-  /// The policy has ended.
+  /// The policy is being destroyed.
   void end() { flat_ = nullptr; }
 
   std::size_t units() const { return states_.size(); }
@@ -18527,9 +18527,9 @@ class UnitsAtHand final : public Residence {
                         static_cast<std::size_t>(ranks_.size()));
   }
 
-  // A pass.
+  // Passes.
 
-  /// All ranks begin with their parts; but backward finds what the forward pass has left.
+  /// All ranks begin with their parts only; backward also keeps units that the forward pass left.
   void begin(Pass pass) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     pass_ = pass;
@@ -18540,14 +18540,14 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
-    // What backward begins with is there: the next unit comes meanwhile.
+    // Backward's first unit is present: gather the next one meanwhile.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
       for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
     }
   }
-  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
-  /// to begin with.
+  /// Ends the pass: joins the gathers that other ranks need and this one didn't, and frees all units except the one
+  /// that backward begins with.
   void end_pass() {
     Order& order = order_of_pass();
     while (next_ < order.units.size()) {
@@ -18567,7 +18567,7 @@ class UnitsAtHand final : public Residence {
       for (State& state : states_) state.first_node = never;
     pass_ = Pass::none;
   }
-  /// After an exception: what is on its way comes, and all is given back.
+  /// After an exception: waits for gathers and frees all units.
   [[gnu::cold]] void give_up() noexcept {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       try {
@@ -18580,31 +18580,31 @@ class UnitsAtHand final : public Residence {
     pass_ = Pass::none;
   }
 
-  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
+  /// The unit's gradients of this backward pass are complete: nothing reads its parameters any more.
   void gradients_complete(std::size_t u) {
     if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
   }
-  /// A gradient is written in a unit.
+  /// A gradient of the unit is about to be written.
   void gradient_comes(std::size_t u) {
     State& state = states_[u];
     if (std::exchange(state.has_gradients, true)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
   }
-  /// Other ranks have the rest of the unit's gradients.
+  /// Frees the parts of the unit's gradients that belong to other ranks.
   void give_gradients_back(std::size_t u) {
     State& state = states_[u];
     if (!std::exchange(state.has_gradients, false)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
   }
 
-  /// All numbers of all units are there until `end_gathered`.
+  /// Keeps all units gathered until `end_gathered`.
   [[gnu::cold]] void begin_gathered() {
     begin(Pass::gathered);
     for (std::size_t u = 0; u < states_.size(); ++u) start(u);
     for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
     versions_ = versions();
   }
-  /// `write`: rank 0's numbers are everybody's now.
+  /// `write`: all ranks take rank 0's values.
   [[gnu::cold]] void end_gathered(bool write) noexcept {
     try {
       if (!write)
@@ -18643,9 +18643,9 @@ class UnitsAtHand final : public Residence {
     Unit unit;
     At at = At::here;
     bool touched = false, gathered = false;  // in this pass
-    bool has_gradients = false;              // whole ones
-    std::uint64_t last_use = 0;              // operations that had ended then
-    std::size_t last_used = 0;               // units that the pass had touched then, less one
+    bool has_gradients = false;              // of the whole unit
+    std::uint64_t last_use = 0;              // operations that had ended at the last use
+    std::size_t last_used = 0;               // units that the pass had used by then, minus one
     std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
     std::vector<comm::Work> work = {};
   };
@@ -18662,7 +18662,7 @@ class UnitsAtHand final : public Residence {
 
   Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
 
-  // The order of the layers, as they are listed: the flat buffers have the last one first.
+  // The order in which layers are listed: the flat buffers have the last one first.
   static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
     std::vector<std::size_t> order(units.size());
     std::iota(order.rbegin(), order.rend(), std::size_t{0});
@@ -18725,7 +18725,7 @@ class UnitsAtHand final : public Residence {
       if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
     on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
   }
-  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
+  // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
   void give_passed_back(std::size_t now) {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       State& state = states_[u];
@@ -18737,14 +18737,14 @@ class UnitsAtHand final : public Residence {
   }
   bool is_passed(std::size_t u) const {
     const State& state = states_[u];
-    // What backward has behind it; what has gradients to come says so itself.
+    // Backward: units whose nodes have all run; units with gradients to come are freed in gradients_complete.
     if (pass_ == Pass::backward)
       return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
     if (!reshard_after_forward_) return false;
     const Order& order = pass_ == Pass::aside ? aside_ : forward_;
     return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
   }
-  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
+  // Units that this rank has not used, but others may, keep their place before their successor in the guess.
   void learn(Order& order) {
     std::vector<std::size_t> units = touched_;
     if (keeps_unused_)
@@ -18759,7 +18759,7 @@ class UnitsAtHand final : public Residence {
     order.take_rank_0s(ranks_);
   }
 
-  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
+  // Calls `f(begin, end)` with the byte ranges of a group's buffer that hold other ranks' parts of the unit.
   template <class F>
   void on_others(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
@@ -18806,11 +18806,11 @@ class UnitsAtHand final : public Residence {
   std::vector<State> states_;
   std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
   Pass pass_ = Pass::none;
-  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
-  std::size_t come_ = 0;                 // how far the pass has come in it
+  std::size_t next_ = 0;                 // index in the pass's order: gathers that have been started
+  std::size_t come_ = 0;                 // the pass's position in its order
   std::vector<std::size_t> touched_;     // in this pass
   std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
-  std::exception_ptr failure_;           // of what could not throw
+  std::exception_ptr failure_;           // an error of a function that can't throw
 };
 
 }  // namespace chorus::fsdp
@@ -18818,8 +18818,8 @@ class UnitsAtHand final : public Residence {
 
 namespace chorus::fsdp {
 
-/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
-/// this rank's shard, and the rest goes as soon as the bucket is back.
+/// A bucket holds the gradients of one unit. Averages are taken in parts (ReduceScatter). Each part becomes the
+/// gradient of this rank's shard; the rest is freed as soon as the bucket has returned.
 template <Device D, class Communicator>
 class ShardedUnits final : public ddp::Extension<D> {
  public:
@@ -18838,7 +18838,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
     missing_.resize(at_hand_->units());
     aside_.resize(at_hand_->units());
-    // Gradients stay where their units are.
+    // The layout of gradients must stay that of the units.
     if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
   }
   ~ShardedUnits() override { at_hand_->end(); }
@@ -18847,21 +18847,21 @@ class ShardedUnits final : public ddp::Extension<D> {
   /// This rank's parts of all parameters, for an optimizer.
   const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
 
-  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
+  // A unit with any gradient to send is sent whole, so that parts don't change when parameters freeze.
   void choose(std::span<char> sends) override {
     std::vector<char> of_unit(at_hand_->units());
     for (std::size_t i = 0; i < sends.size(); ++i)
       if (sends[i]) of_unit[unit_of_[i]] = true;
     for (std::size_t i = 0; i < sends.size(); ++i) sends[i] = of_unit[unit_of_[i]];
   }
-  // Ranks compare what they want wherever it has changed.
+  // Ranks compare which parameters want gradients whenever that changes.
   void forward_begins(ddp::ForwardPass& pass) override {
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
         pass.changed = true;
   }
 
-  // Backward is about to begin, on all ranks.
+  // Backward is about to begin on all ranks.
   void weighed() override {
     put_aside();
     std::fill(missing_.begin(), missing_.end(), 0);
@@ -18879,7 +18879,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     if (--missing_[u] == 0) at_hand_->gradients_complete(u);
     if (!core_.sync) shard_of_[i]->set_grad_local(true);
   }
-  // One bucket is on its way while the next one fills.
+  // At most two buckets are sent at once: one may be under way while the next one fills.
   void bucket_is_full(const ddp::Bucket&) override {
     while (core_.buckets.on_their_way().size() > 2) {
       const auto first = core_.buckets.on_their_way().first(1);
@@ -18909,7 +18909,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }
-  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
+  // A pass adds to averages that no optimizer has dropped: they wait, as this pass's gradients are not averaged yet.
   void put_aside() {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
@@ -18946,10 +18946,10 @@ class ShardedUnits final : public ddp::Extension<D> {
   ddp::Core<D, Communicator>& core_;
   std::shared_ptr<AtHand> at_hand_;
   std::vector<std::size_t> unit_of_;                 // by entry
-  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty if this rank has no part of it
   std::vector<nn::NamedParameter<D>> shards_;
-  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
-  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
+  std::vector<char> wanted_;               // by entry: wanted a gradient in the last forward pass
+  std::vector<int> missing_;               // by unit: gradients that are still missing in this backward pass
   std::vector<std::vector<Aside>> aside_;  // by unit
 };
 
@@ -18959,21 +18959,21 @@ class ShardedUnits final : public ddp::Extension<D> {
 // <chorus/parallel/hooks/reduce_scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_REDUCE_SCATTER_HPP
-/// Averages gradients in parts, for an optimizer of which each rank steps its part alone.
+/// Averages gradients in parts, for an optimizer that steps only this rank's part.
 
 namespace chorus {
 
-/// Of each bucket, every rank gets the average of its own part (`ddp::part_of`) and no other: half of an all-reduce.
-/// The other half is the all-gather of the parameters in ShardedOptimizer's step, so that both together send what
-/// AllReduce alone does, 2 (n - 1) / n of the model's bytes from each of n ranks, and no rank steps what another does
-/// (Rajbhandari et al., "ZeRO", SC 2020, stage 2; the memory for gradients stays).
+/// Every rank gets the average of its own part of each bucket (`ddp::part_of`) only: half of an all-reduce. The other
+/// half is the all-gather of the parameters in ShardedOptimizer's step. Together they send as much as AllReduce alone,
+/// 2 (n - 1) / n of the model's bytes per rank, and no two ranks step the same parameter (Rajbhandari et al., "ZeRO",
+/// SC 2020, stage 2; the memory for gradients is not reduced).
 ///
 ///   ch::DistributedDataParallel<Model, ch::ReduceScatter> net{make(), run};
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
-/// After backward the parameters have no gradients, for nobody has whole ones: the optimizer finds the parts, clips
-/// them (`optimizer.clip_grad_norm`), and steps. The next averaged backward pass wants that step, or `zero_grad`,
-/// first. The first pass, in which the order of the buckets is learned, averages whole.
+/// After backward the parameters have no gradients, as no rank has whole ones. The optimizer finds the parts, clips
+/// them (`optimizer.clip_grad_norm`) and steps. It must step, or `zero_grad`, before the next averaged backward pass.
+/// The first pass, which learns the order of the buckets, computes whole averages.
 struct ReduceScatter {
   static constexpr bool in_parts = true, several_rounds = true;
 
@@ -18983,14 +18983,14 @@ struct ReduceScatter {
     if (ranks == 1 || share == 0) return {};
     const std::span<const T> all = bucket.gradients.first(share * ranks);
     const auto own = bucket.gradients.subspan(share * static_cast<std::size_t>(communicator.rank()), share);
-    // On the CPU this thread does the work itself, rather than wake another one.
+    // On the CPU this thread does the work itself, which is cheaper than waking another one.
     if (std::is_same_v<D, Cpu> && bucket.last) {
       communicator.reduce_scatter(all, own, comm::ReduceOp::sum, options(bucket));
       return {};
     }
     return communicator.reduce_scatter_async(all, own, comm::ReduceOp::sum, options(bucket));
   }
-  /// The few numbers that are left over go to all ranks.
+  /// The remainder is averaged on all ranks.
   template <class T, Device D, class Communicator>
   std::optional<comm::Work> resume(const GradBucket<T, D>& bucket, Communicator& communicator, int round) {
     const auto ranks = static_cast<std::size_t>(communicator.size()), rest = bucket.gradients.size() % ranks;
@@ -19011,7 +19011,7 @@ struct ReduceScatter {
 // <chorus/parallel/model_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_RANKS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_RANKS_HPP
-/// The ranks that have a model together, for what they decide by its parameters.
+/// The ranks that share a model, for decisions that depend on its parameters.
 
 namespace chorus::detail {
 
@@ -19031,8 +19031,8 @@ class CommunicatorRanks final : public ModelRanks {
   std::weak_ptr<void> net_;
 };
 
-/// Has `ranks` decide together what is decided by these parameters. `counts(named)`: whether this rank is the one of
-/// those with the same numbers whose numbers count. `net`: what is empty once the policy is gone.
+/// Makes `ranks` decide together about these parameters. `counts(named)`: whether this rank represents the ranks with
+/// the same values. `net` expires with the policy.
 template <Device D, class Communicator, class Counts>
 [[gnu::cold]] void decide_together(const std::vector<nn::NamedParameter<D>>& parameters, Communicator& ranks,
                                    const std::weak_ptr<void>& net, const Counts& counts) {
@@ -19048,25 +19048,25 @@ namespace chorus {
 
 /// Options of FullyShardedDataParallel.
 struct FullyShardedDataParallelOptions {
-  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
+  int dim = 0;  ///< for all: see DistributedDataParallelOptions
   bool broadcast_buffers = true;
-  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
+  bool find_unused_parameters = false;  ///< ranks and passes may leave layers out
   bool init_sync = true;
 };
 
-/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
-/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
-/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
-/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
-/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
+/// Parameters are cut into units; of each unit a rank keeps 1/n. A unit is gathered when a forward or backward
+/// operation reads its parameters, and freed afterwards. Its gradients are averaged in parts as soon as they are
+/// complete. The optimizer steps the rank's parts; nothing is gathered after that. So each of n ranks holds K / n bytes
+/// of parameters, gradients and each optimizer state, plus two units, and sends 3 (n - 1) / n K per step. Results are
+/// bit-identical to DistributedDataParallel with ReduceScatter and a ShardedOptimizer.
 ///
-/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
-/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
+/// Forward passes are collective, also without gradients. Outside of forward and backward, parameters can be read only
+/// within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
 ///
-/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
+/// `Averages`: how ranks average their parts: ReduceScatter or a hook with the same result.
 ///
-/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
-/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
+/// This file has five steps that extend DistributedDataParallel; fsdp/sharded_units.hpp has the moments of a pass,
+/// fsdp/units_at_hand.hpp the gathers.
 template <class Model, class Units, class Communicator, class Averages>
 class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
   using Base = DistributedDataParallel<Model, Averages, Communicator>;
@@ -19081,8 +19081,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
-  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
-  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
+  /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
+  /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
   FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
                            const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
                            Averages averages = {})
@@ -19097,15 +19097,15 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     shard(*gathers_, options);
   }
 
-  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
       : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The model's output for this rank's share of the batch. All ranks call it.
+  /// Returns the model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    // 3. Parameters come when they are touched.
+    // 3. Units are gathered when an operation uses them.
     const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
     return Base::operator()(inputs...);
   }
@@ -19118,8 +19118,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
 
-  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
-  /// Writing is an error, in the next pass, unless `write`.
+  /// While it lives, every rank has all parameters: to save, load or inspect. All ranks create and destroy it together.
+  /// Writing without `write` is an error in the next pass.
   class Gathered {
    public:
     Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
@@ -19142,7 +19142,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     const auto whole = gathered({.write = true});
     f(this->model_);
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
@@ -19180,10 +19180,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
-    // 1. The parameters, which are rank 0's by now, are cut into units.
+    // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
                                             options.find_unused_parameters, Units::reshard_after_forward);
-    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
+    // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
     units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
@@ -19197,7 +19197,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     }
   }
 
-  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
+  std::optional<comm::AnyCommunicator> gathers_;  // set if constructed from a run
   fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
 };
 
@@ -19207,23 +19207,23 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
 // <chorus/parallel/fused_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
-/// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
+/// Optimizers that step in backward: each parameter changes as soon as its averaged gradient arrives.
 
 // <chorus/parallel/ddp/step_in_backward.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_STEP_IN_BACKWARD_HPP
-/// An optimizer that steps each parameter in the middle of backward, as soon as its average is there (FusedOptimizer).
+/// An optimizer that steps each parameter during backward, as soon as its average arrives (FusedOptimizer).
 
 namespace chorus::ddp {
 
 template <Device D, class Communicator>
 class StepInBackward final : public Extension<D> {
  public:
-  /// `at_the_end`: parameters may be left out, or a hook starts more work when a bucket comes back: all ranks have to
-  /// call in one order.
+  /// `at_the_end`: steps after backward, because parameters may be unused or a hook communicates again after a bucket
+  /// returns: all ranks must make these calls in one order.
   StepInBackward(Core<D, Communicator>& core, bool at_the_end) : core_(core), at_the_end_(at_the_end) {}
 
-  /// Throws UsageError where another optimizer steps.
+  /// Throws UsageError if another optimizer is set.
   void set(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || !step_,
                       "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
@@ -19245,7 +19245,7 @@ class StepInBackward final : public Extension<D> {
   void averaged() override {
     if (!step_) return;
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // each rank's
+      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // not shared
       const bool sent = at_the_end_ && core_.buckets.sends(i);
       if ((own || sent) && core_.parameter(i).grad_arrived()) step_(core_.parameter(i));
     }
@@ -19267,11 +19267,10 @@ class StepInBackward final : public Extension<D> {
 
 namespace chorus {
 
-/// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
-/// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
-/// same: `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together
-/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync). Under other
-/// policies nothing is under way meanwhile, and `step()` steps.
+/// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it during backward,
+/// while its gradient is in the cache and other buckets are being sent. The training loop stays the same: `step()` has
+/// nothing left to do. It excludes everything that needs all gradients before a step: clipping, NonFinite policies,
+/// several backward passes per step (except under no_sync). Under other policies nothing overlaps, and `step()` steps.
 ///
 ///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
 template <class Opt>
@@ -19279,8 +19278,8 @@ class FusedOptimizer : public optim::HasLearningRate {
   using D = decltype(std::declval<const Opt&>().device());
 
  public:
-  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
-  /// and under SameBits.
+  /// Steps all parameters of `net` as long as it lives. Throws UsageError if another optimizer does so already, and
+  /// under SameBits.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -19311,7 +19310,7 @@ class FusedOptimizer : public optim::HasLearningRate {
     if (remove_) remove_();
   }
 
-  /// Nothing where backward has done it. Throws UsageError where the net is gone.
+  /// Does nothing if backward has stepped. Throws UsageError if the net has been destroyed.
   void step() { step_(); }
   /// Forgets all gradients.
   void zero_grad() {
@@ -19321,7 +19320,7 @@ class FusedOptimizer : public optim::HasLearningRate {
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
     check_there_();
-    Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
+    Opt(parameters_, options_).set_group(chosen, options);  // throws as the plain one
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
   }
@@ -19350,14 +19349,14 @@ class FusedOptimizer : public optim::HasLearningRate {
     });
   }
   void step_one(Opt& optimizer) {
-    optimizer.set_lr(lr());  // a schedule knows this object alone
+    optimizer.set_lr(lr());  // a schedule sets only this object's rate
     optimizer.step();
   }
 
   typename Opt::options_type options_;
   std::vector<nn::NamedParameter<D>> parameters_;
-  std::vector<std::unique_ptr<Opt>> optimizers_;       // one for each
-  std::function<void()> check_there_, step_, remove_;  // what knows the net's type
+  std::vector<std::unique_ptr<Opt>> optimizers_;       // one per parameter
+  std::function<void()> check_there_, step_, remove_;  // functions that know the net's type
 };
 
 }  // namespace chorus
@@ -19366,17 +19365,17 @@ class FusedOptimizer : public optim::HasLearningRate {
 // <chorus/parallel/hooks/compress.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
-/// Gradients that travel in 2 bytes a number.
+/// Gradients that are sent in 2 bytes per number.
 
 // <chorus/parallel/hooks/bucket_states.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_BUCKET_STATES_HPP
-/// What a communication hook keeps of each bucket from step to step.
+/// A communication hook's state per bucket.
 
 namespace chorus::detail {
 
-/// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
-/// A copy is for another net, with other buckets: it has nothing yet.
+/// Holds state whose types depend on the model's scalar and device types, which a hook doesn't know. A bucket's index
+/// has one type of state. A copy of a hook is for another net with other buckets, so its state is empty.
 class BucketStates {
  public:
   BucketStates() = default;
@@ -19400,7 +19399,7 @@ class BucketStates {
   std::vector<std::shared_ptr<void>> states_;
 };
 
-/// `tensor` with `count` numbers; 0 where it is new.
+/// Resizes `tensor` to `count` numbers; a new one is zero.
 template <Scalar T, Device D>
 void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   if (tensor.defined() && tensor.numel() == static_cast<Index>(count)) return;
@@ -19408,15 +19407,15 @@ void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
 }
 
-/// This rank's weight in units of that of an even share. What has not been sent waits in the unit of an even share,
-/// since the next step may weigh this rank otherwise; without samples it waits on.
+/// This rank's weight relative to an even share. Residuals are kept in units of an even share, since the weight may
+/// differ in the next step; on a rank without samples they are kept.
 template <Scalar T>
 T even_shares(double weight, int ranks) {
   return static_cast<T>(weight * ranks);
 }
 
-/// Adds to the gradients what has not been sent yet, of which nothing is left then: one rank alone sends nothing, and
-/// may have it from a checkpoint of several.
+/// Adds the residual to the gradients and clears it. A single rank sends nothing, but may have a residual from a
+/// checkpoint of several ranks.
 template <Scalar T, Device D>
 void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
   if (!rest.defined()) return;
@@ -19430,11 +19429,11 @@ void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
 // <chorus/parallel/hooks/not_sent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
-/// What a compressed gradient leaves for the next step.
+/// The residual of a compressed gradient.
 
 namespace chorus::detail {
 
-/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+/// gradient - sent; 0 if either is not finite, since the residual would stay so for ever.
 struct NotSent {
   template <class S>
   CHORUS_HD S operator()(const S& gradient, const S& sent) const {
@@ -19450,10 +19449,10 @@ struct NotSent {
 
 namespace chorus {
 
-/// An all-reduce of numbers of type `Wire`. A rank's gradients are weighed in their own type and then rounded, once;
-/// what ranks pass on is rounded again, and only added up in float. What the rounding cuts off is added to the
-/// next step's gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback`
-/// is off. Each of n ranks sends 2 (n - 1) / n of the bucket's numbers, of 2 bytes each.
+/// An all-reduce of numbers of type `Wire`. A rank's gradients are scaled in their own type and rounded once; partial
+/// sums are computed in float and rounded again when they are sent. The rounding error is added to the next step's
+/// gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback` is off. Each
+/// of n ranks sends 2 (n - 1) / n of the bucket's numbers, 2 bytes each.
 template <Narrow Wire>
 struct Compress {
   bool error_feedback = true;
@@ -19468,10 +19467,10 @@ struct Compress {
     const auto count = static_cast<Index>(bucket.gradients.size());
     T* grad = bucket.gradients.data();
     detail::grow(state.wire, bucket.gradients.size(), bucket.device);
-    // The wire's type has no room for the weight: a third in bf16 is off by 0.2 %.
+    // Scale before rounding: a weight such as 1/3 in bf16 is off by 0.2 %.
     if (bucket.weight != 1) kernels::scale(bucket.device, count, static_cast<T>(bucket.weight), grad);
     const bool remembers = error_feedback && bucket.weight > 0;
-    const auto ranks = static_cast<T>(communicator.size());  // the rest is in units of an even share
+    const auto ranks = static_cast<T>(communicator.size());  // the residual is in units of an even share
     if (error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     if (remembers) kernels::axpy(bucket.device, count, T{1} / ranks, state.rest.data(), grad);
     kernels::convert(bucket.device, count, grad, state.wire.data());
@@ -19505,15 +19504,15 @@ struct Compress {
   template <class T, class D>
   struct State {
     Tensor<Wire, 1, D> wire;
-    Tensor<T, 1, D> rest;  // what has not been sent yet
+    Tensor<T, 1, D> rest;  // the residual
   };
   detail::BucketStates states = {};
 };
 
 /// 3 decimal digits and the exponents of float: any gradient fits.
 using Bf16Compress = Compress<bf16>;
-/// 3.3 decimal digits; gradients that are beyond 65504 once they are weighed, or added up, become infinite, those below
-/// 6e-8 are left for later steps.
+/// 3.3 decimal digits. Scaled gradients or sums above 65504 become infinite; values below 6e-8 are left for later
+/// steps.
 using Fp16Compress = Compress<half>;
 
 }  // namespace chorus
@@ -19522,14 +19521,14 @@ using Fp16Compress = Compress<half>;
 // <chorus/parallel/hooks/hybrid_reduce_scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HYBRID_REDUCE_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_HYBRID_REDUCE_SCATTER_HPP
-/// Averages gradients in parts, where groups of ranks have the same parts.
+/// Averages gradients in parts that groups of ranks have in common (hybrid sharding).
 
 namespace chorus {
 
-/// Each rank of `shards` gets the sum of its part of the group's gradients, as by ReduceScatter, and then that of the
-/// ranks of `replicas`, which have the same part in other groups (Zhao et al., "PyTorch FSDP", VLDB 2023, hybrid
-/// sharding): of d groups of s ranks each rank sends (s - 1) / s + 2 (d - 1) / (d s) of the model's bytes. Both
-/// communicators must outlive it.
+/// Each rank of `shards` gets the sum of its part over the group, as by ReduceScatter, and then the sum over the ranks
+/// of `replicas`, which have the same part in other groups (Zhao et al., "PyTorch FSDP", VLDB 2023, hybrid sharding).
+/// With d groups of s ranks each rank sends (s - 1) / s + 2 (d - 1) / (d s) of the model's bytes. Both communicators
+/// must outlive it.
 template <class Communicator>
 struct HybridReduceScatter {
   Communicator *shards, *replicas;
@@ -19546,7 +19545,7 @@ struct HybridReduceScatter {
     if (replicas->size() == 1 || round > (left_over(bucket) ? 1 : 0)) return {};
     const auto part = ddp::part_of(bucket.gradients.size(), static_cast<std::size_t>(shards->rank()),
                                    static_cast<std::size_t>(shards->size()));
-    // The weight has been multiplied by already, but where there is one shard alone.
+    // The reduce-scatter has applied the weight already, unless there is only one shard.
     return replicas->all_reduce_async(bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
                                       {.scale = shards->size() == 1 ? bucket.weight : 1,
                                        .traffic = trace::Traffic::gradients,
@@ -19566,31 +19565,31 @@ struct HybridReduceScatter {
 // <chorus/parallel/hooks/post_local_sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POST_LOCAL_SGD_HPP
-/// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
+/// Post-local SGD: averages gradients in the first steps, later averages parameters every few steps.
 
 // <chorus/parallel/local_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOCAL_STEPS_HPP
-/// Local SGD: ranks step parameters by themselves, and average these every few steps. What the policy LocalSgd and the
-/// communication hook PostLocalSgd have in common.
+/// Local SGD: ranks step parameters by themselves and average them every few steps. Shared by the policy LocalSgd and
+/// the communication hook PostLocalSgd.
 
 namespace chorus::detail {
 
-/// The steps of one rank. It knows which parameters ranks have stepped by themselves since they last had the same: no
-/// others are averaged, for the mean of equal numbers may differ from them in its last digit.
+/// The steps of one rank. Records which parameters ranks have stepped since all ranks last had equal ones, and averages
+/// only these: the average of equal numbers may differ from them in the last digit.
 class LocalSteps {
  public:
   int steps = 0;  ///< since the last average
 
-  /// A forward pass begins. First, where it is due, comes the average, which `average()` takes; then a step may follow,
-  /// of all parameters that want gradients and of which `shared(name)`.
+  /// A forward pass begins. If an average is `due`, `average()` takes it first. Then records that all parameters that
+  /// want gradients and are `shared(name)` may be stepped.
   template <Device D, class Shared, class Average>
   void begin_pass(const nn::FlatParameters<D>& flat, const Shared& shared, bool due, const Average& average) {
     if (due) average();
     for (const auto& entry : flat.entries())
       if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
   }
-  /// Their names, for checkpoints.
+  /// The names of the stepped parameters, for checkpoints.
   template <Device D>
   std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
     std::vector<std::string> all;
@@ -19607,7 +19606,7 @@ class LocalSteps {
 
   bool empty() const { return stepped_.empty(); }
 
-  /// Adds those that other ranks have stepped. All ranks call it.
+  /// Adds the parameters that other ranks have stepped. All ranks call it.
   template <Device D, class Communicator>
   void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     std::vector<std::uint8_t> marks;
@@ -19617,8 +19616,8 @@ class LocalSteps {
       if (marks[i] != 0) add(&flat.entries()[i].parameter());
   }
 
-  /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
-  /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.
+  /// Replaces the stepped parameters by sum(weight * parameters) over the ranks; the weights sum to 1. Each of n ranks
+  /// sends 2 (n - 1) / n of their bytes. Throws UsageError for dtypes other than F32 and F64.
   template <Device D, class Communicator>
   void average(const nn::FlatParameters<D>& flat, Communicator& communicator, double weight) {
     const auto& entries = flat.entries();
@@ -19664,9 +19663,9 @@ class LocalSteps {
 namespace chorus {
 
 /// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
-/// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
-/// `eval()`, on all ranks, before these are tested or saved. Each of n ranks sends 2 (n - 1) / n of the model's bytes
-/// in each of the first `start_local_sgd_iter` steps, and then every `period` steps.
+/// start of the next forward pass. Between averages ranks have different parameters: call the policy's `eval()` on all
+/// ranks before testing or saving. Each of n ranks sends 2 (n - 1) / n of the model's bytes in each of the first
+/// `start_local_sgd_iter` steps, then every `period` steps.
 struct PostLocalSgd {
   static constexpr bool own_gradients = true;
 
@@ -19680,7 +19679,7 @@ struct PostLocalSgd {
   }
 
   bool averages() const { return steps < start_local_sgd_iter; }
-  /// A backward pass that synchronises has ended; the optimizer's step follows.
+  /// A synchronising backward pass has ended; the optimizer's step follows.
   void after_backward() {
     check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
     if (steps++ < start_local_sgd_iter) return;
@@ -19697,9 +19696,9 @@ struct PostLocalSgd {
     due = false;
   }
 
-  /// Once ranks step by themselves, momenta differ, too, and stay so.
+  /// After ranks have stepped by themselves, momenta differ and stay different.
   bool ranks_differ() const { return steps > start_local_sgd_iter; }
-  /// What a checkpoint keeps.
+  /// Numbers for a checkpoint.
   static constexpr std::string_view kept_as = "post_local_sgd";
   std::array<double, 3> kept() const {
     return {static_cast<double>(steps), due ? 1.0 : 0.0, stepped.steps > 0 ? 1.0 : 0.0};
@@ -19708,11 +19707,11 @@ struct PostLocalSgd {
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;
-    stepped.steps = kept[2] != 0 ? 1 : 0;  // how many it was does not matter
+    stepped.steps = kept[2] != 0 ? 1 : 0;  // only whether it is 0 matters
   }
 
   int steps = 0;
-  bool due = false;  ///< an average is to be taken
+  bool due = false;  ///< an average must be taken
   detail::LocalSteps stepped = {};
 };
 
@@ -19722,26 +19721,26 @@ struct PostLocalSgd {
 // <chorus/parallel/hooks/power_sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_POWER_SGD_HPP
-/// PowerSGD: gradients that travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
+/// PowerSGD: gradients are sent as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
 /// low-rank gradient compression for distributed optimization", NeurIPS 2019).
 
 namespace chorus {
 
-/// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
-/// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
-/// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
-/// in two all-reduces. Vectors, and matrices that this does not make much smaller, go as they are.
+/// A parameter of shape [n, ...] is an n x m matrix M: its gradient plus the residual. One step of subspace iteration:
+/// P = mean of M Q over ranks, orthonormalised; Q = mean of M' P; the gradient becomes P Q', and M - P Q' is this
+/// rank's residual for the next step. rank (n + m) numbers instead of n m are all-reduced in two calls, each sending 2
+/// (n - 1) / n of its numbers. Vectors, and matrices that gain too little, are sent in full.
 struct PowerSgd {
   static constexpr bool several_rounds = true;
-  /// Columns of P and Q. 1 or 2 are usual.
+  /// Columns of P and Q; usually 1 or 2.
   Index matrix_approximation_rank = 1;
-  /// So many steps are averaged in full at first, while gradients change most.
+  /// The number of first steps that average in full, while gradients change most.
   int start_powersgd_iter = 0;
-  /// How many times fewer numbers have to be sent for it to be done: rank (n + m) min_compression_rate < n m.
+  /// The compression that makes it worthwhile: used if rank (n + m) min_compression_rate < n m.
   double min_compression_rate = 2;
-  /// Whether what is left out waits for the next step; without, it is lost, and needs no memory.
+  /// Whether the residual is added to the next step's gradient. If false, it is lost and needs no memory.
   bool use_error_feedback = true;
-  /// Whether a step begins with the last one's Q; without, with random numbers, new ones each time.
+  /// Whether a step begins with the last step's Q. If false, it draws new random numbers.
   bool warm_start = true;
   std::uint64_t seed = 0;
 
@@ -19812,13 +19811,13 @@ struct PowerSgd {
     }
     if (leaves_rest) {
       kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
-      for (const Matrix& matrix : state.matrices)  // what was sent in full leaves no rest
+      for (const Matrix& matrix : state.matrices)  // sent in full: no residual
         if (!matrix.low_rank())
           zero_bytes(bucket.device, state.rest.data() + matrix.begin,
                      static_cast<std::size_t>(matrix.rows) * sizeof(T));
       if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
     }
-    // A gradient that was not finite would stay for ever. All ranks have this Q.
+    // A non-finite residual would stay for ever. All ranks have the same Q, so all decide the same.
     if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};
     return {};
   }
@@ -19838,13 +19837,13 @@ struct PowerSgd {
         visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + matrix.in_second);
     }
   }
-  /// What a checkpoint keeps: the steps so far.
+  /// The number of steps, for a checkpoint.
   static constexpr std::string_view kept_as = "power_sgd";
   std::array<double, 1> kept() const { return {static_cast<double>(steps)}; }
   static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 1>& kept) { steps = static_cast<int>(kept[0]); }
 
-  /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
+  /// A parameter: `rows` x `columns` numbers, approximated with `rank` columns. rank 0: sent in full, as `rows`
   /// numbers.
   struct Matrix {
     std::size_t begin, in_first, in_second;
@@ -19854,8 +19853,8 @@ struct PowerSgd {
   template <class T, class D>
   struct State {
     std::vector<Matrix> matrices;
-    Tensor<T, 1, D> rest;           // what has not been sent yet
-    Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
+    Tensor<T, 1, D> rest;           // the residual
+    Tensor<T, 1, D> first, second;  // all P and all parameters sent in full; all Q
     bool full = false;
   };
   int steps = 0;
@@ -19900,7 +19899,7 @@ struct PowerSgd {
     }
     copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
   }
-  // A Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
+  // Draws Q for a parameter: the same on all ranks and in any bucket. The name is hashed with FNV-1a.
   template <class T>
   void draw(std::string_view name, std::span<T> q) const {
     std::uint64_t hash = 0xcbf29ce484222325;
@@ -19913,8 +19912,8 @@ struct PowerSgd {
              static_cast<T>(0.5);
   }
 
-  // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
-  // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
+  // Gram-Schmidt, column by column. A column that vanishes, as all do if the gradient is 0, is replaced by a random
+  // one, the same on all ranks: with a zero column, Q's column would stay 0 in all later steps.
   template <class T, Device D>
   void orthonormalise(D device, const Matrix& matrix, const std::string& name, T* numbers) const {
     const auto rows = static_cast<std::size_t>(matrix.rows), rank = static_cast<std::size_t>(matrix.rank);
@@ -19926,7 +19925,7 @@ struct PowerSgd {
         sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
       return sum;
     };
-    // Whether there is something left of the column; what is not finite stays so.
+    // Returns false if nothing of the column is left; non-finite numbers stay.
     const auto normalise = [&](std::size_t c) {
       const double before = dot(c, c);
       for (std::size_t earlier = 0; earlier < c; ++earlier) {
@@ -19934,8 +19933,8 @@ struct PowerSgd {
         for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
       }
       const double length = dot(c, c);
-      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // what is left is rounding
-      const double factor = 1 / std::sqrt(length);                          // which T may have no room for
+      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // only rounding is left
+      const double factor = 1 / std::sqrt(length);                          // may exceed the range of T
       for (std::size_t i = 0; i < rows; ++i)
         p[i * rank + c] = static_cast<T>(factor * static_cast<double>(p[i * rank + c]));
       return true;
@@ -19944,7 +19943,7 @@ struct PowerSgd {
       if (normalise(c)) continue;
       if (drawn.empty()) {
         drawn.resize(p.size());
-        draw(cat(name, ' ', steps), std::span<T>(drawn));  // others in the next step
+        draw(cat(name, ' ', steps), std::span<T>(drawn));  // a new draw in each step
       }
       for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
       normalise(c);
@@ -19959,14 +19958,14 @@ struct PowerSgd {
 // <chorus/parallel/hooks/quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_QUANTIZE_HPP
-/// Gradients that travel in one byte a number.
+/// Gradients that are sent in one byte per number.
 
 namespace chorus {
 
 /// Each block of 512 numbers is sent as integers in [-127, 127] and one float, its unit (Dettmers, "8-bit
-/// approximations for parallelism in deep learning", ICLR 2016, with linear steps). All ranks gather all ranks' and add
-/// them up in the order of ranks. What rounding cuts off is added to the next step's gradient. Each of n ranks sends n
-/// - 1 times the bucket's numbers as bytes, and 4 bytes a block: less than an all-reduce of floats for up to 8 ranks.
+/// approximations for parallelism in deep learning", ICLR 2016, with linear steps). Ranks all-gather the messages and
+/// add them in rank order. The rounding error is added to the next step's gradient. Each of n ranks sends n - 1 times
+/// the bucket's numbers as bytes, and 4 bytes per block: less than an all-reduce of floats for up to 8 ranks.
 struct Quantize8Bit {
   static constexpr std::size_t block = 512;
 
@@ -19997,7 +19996,7 @@ struct Quantize8Bit {
       const bool finite = std::isfinite(unit);
       for (std::size_t i = begin; i < end; ++i) {
         const T step = finite && unit > 0 ? std::nearbyint(std::clamp(state.values[i] / unit, T{-127}, T{127})) : T{0};
-        steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a unit that is no number
+        steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a NaN unit
         if (even > 0) state.rest[i] = finite ? even * (state.values[i] - step * unit) : T{0};
       }
       const float sent = static_cast<float>(unit) * static_cast<float>(bucket.weight);
@@ -20038,8 +20037,8 @@ struct Quantize8Bit {
 
   template <class T>
   struct State {
-    std::vector<T> rest, values;         // what has not been sent yet; scratch
-    std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the steps
+    std::vector<T> rest, values;         // residual; scratch
+    std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the integers
   };
   detail::BucketStates states = {};
 
@@ -20059,18 +20058,18 @@ struct Quantize8Bit {
 // <chorus/parallel/hooks/sparse_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_SPARSE_ROWS_HPP
-/// Gradients of which most rows are zero, as an embedding's are.
+/// Gradients with mostly zero rows, such as an embedding's.
 
 namespace chorus {
 
-/// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
-/// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
-/// `sparse=True`; here gradients stay dense in memory, and optimizers step all rows.
+/// Ranks exchange the nonzero rows of their gradients; all add them in rank order. A parameter of shape [n, ...] has n
+/// rows, a vector is one row. PyTorch does this for embeddings with `sparse=True`; here gradients stay dense in memory,
+/// and optimizers step all rows.
 ///
-/// Where the fullest rank has R rows, of V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V) bytes a
-/// bucket, b V rounded up to 8, and 16 (n - 1) before that for the counts. A bucket for which an all-reduce would send
-/// no more goes by that. An embedding should have a bucket of its own: a `bucket_cap_mb` below its size gives it one.
-/// On GPUs rows are found on the host.
+/// If the fullest rank has R nonzero rows with V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V)
+/// bytes per bucket, b V rounded up to 8, and before that 16 (n - 1) for the counts. A bucket for which an all-reduce
+/// sends no more is all-reduced. Give an embedding its own bucket: choose a `bucket_cap_mb` below its size. On GPUs
+/// rows are found on the host.
 struct SparseRows {
   static constexpr bool several_rounds = true;
 
@@ -20111,19 +20110,19 @@ struct SparseRows {
   struct Row {
     std::size_t begin, count;
   };
-  struct Counts {  // travels as two numbers
+  struct Counts {  // sent as two numbers
     Id rows = 0, numbers = 0;
   };
   static_assert(sizeof(Counts) == 2 * sizeof(Id));
   template <class T>
   struct State {
     std::vector<Row> rows;                   // of the bucket
-    std::vector<Id> own;                     // those that are not zero on this rank
-    Counts count;                            // of those
+    std::vector<Id> own;                     // this rank's nonzero rows
+    Counts count;                            // the number of them
     std::vector<Counts> counts;              // of all ranks
-    std::vector<std::uint8_t> message, all;  // ids of rows, then their numbers; empty where an all-reduce does it
-    std::size_t values_at = 0;               // where in a message the numbers begin
-    std::vector<T> host;                     // the bucket, where it lies on another device
+    std::vector<std::uint8_t> message, all;  // row ids, then their numbers; empty for an all-reduce
+    std::size_t values_at = 0;               // where the numbers begin in a message
+    std::vector<T> host;                     // a copy of a bucket on another device
   };
   detail::BucketStates states = {};
 
@@ -20137,7 +20136,7 @@ struct SparseRows {
     }
   }
 
-  // The bucket's numbers, where this thread can work with them: on another device since they were fetched.
+  // The bucket's numbers in host memory: the bucket itself, or the copy that `fetch` made.
   template <class T, Device D>
   static T* on_host(const GradBucket<T, D>& bucket, State<T>& state) {
     return std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();
@@ -20207,25 +20206,25 @@ struct SparseRows {
 // <chorus/parallel/launch_any.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
-/// Programs whose policy is named on the command line.
+/// Programs that select the policy on the command line.
 
 namespace chorus {
 
 namespace detail {
 template <class Net, class Body>
 auto run_body(const Body& body, Run& run) {
-  run.option("policy", "");  // asked for
+  run.option("policy", "");  // marks the option as known
   return body.template operator()<Net>(run);
 }
 }  // namespace detail
 
-/// `launch` under the policy that `--policy NAME` names, one of `Nets`; the first without it. `body` is a lambda with a
+/// Calls `launch` with the policy of `--policy NAME`, one of `Nets`; the first by default. `body` is a lambda with a
 /// template parameter:
 ///   return ch::launch_any_of<ch::SingleDevice<Model>, ch::LocalSgd<Model>>(argc, argv, []<class Net>(ch::Run& run) {
 ///     Net net{Model{}, run};
 ///     ...
 ///   });
-/// Prints what is wrong and returns 2 where there is no such policy; else it returns what `launch` does.
+/// Returns what `launch` returns; for an unknown policy, prints an error and returns 2.
 template <class... Nets, class Body>
 requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Body& body) {
   std::string policy;
@@ -20253,7 +20252,7 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
 }
 
 /// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single`, the default, `dp`, `ddp` or `fsdp`; beside it `--devices N` and all that `launch` reads. The body
+/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
 /// is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {
@@ -20275,24 +20274,23 @@ namespace chorus {
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
   int period = 8;
-  /// The axis of the inputs along which their samples lie.
+  /// The axis of the inputs that holds their samples.
   int dim = 0;
 };
 
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
-/// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
-/// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
-/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the
-/// last mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze
-/// the same parameters.
+/// little", ICLR 2019). Each rank trains alone on its share of the data. After every `period` steps, at the start of
+/// the next forward pass, all ranks average their parameters and floating-point buffers. A rank's weight is the number
+/// of elements in its losses' means (samples, tokens) since the last average. Other buffers become rank 0's. Optimizer
+/// state stays local. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what each has
-/// counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one
-/// device. Of a loss that is a sum, or not linear in means, backward throws UsageError.
+/// Per `period` steps each of n ranks sends 2 (n - 1) / n of the model's bytes, and 88 bytes per rank for the counts: 1
+/// / `period` of DistributedDataParallel's traffic. With period 1 and plain SGD the steps are those of one device. If a
+/// loss is a sum, or not linear in means, backward throws UsageError.
 ///
-/// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
-/// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
-/// plain names, which `io::load` reads, are rank 0's.
+/// Between averages ranks have different parameters: `eval()` or `synchronise()`, called by all ranks, averages them. A
+/// checkpoint, saved by all ranks at any step, has each rank's model and optimizer. Its plain names, which `io::load`
+/// reads, are rank 0's.
 template <class Model, class Communicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -20307,8 +20305,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using rebind = LocalSgd<Other, Communicator>;
   static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
 
-  /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
-  /// for a period below 1. The communicator must outlive this.
+  /// Compares the models of all ranks and takes rank 0's parameters and buffers, as DistributedDataParallel does.
+  /// Throws UsageError for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
@@ -20320,7 +20318,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->program_.ledger()->own_gradients = true;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
-    // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
+    // Ranks don't exchange the sizes of their shares: all are assumed to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;
     this->on_gradients([this](std::size_t) {
@@ -20334,15 +20332,15 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
-  /// The model's output for this rank's share of the batch.
+  /// Returns the model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     rows_ = detail::samples_of(options_.dim, inputs...);
     if (grad_enabled()) {
-      in_backward_ = false;  // where the last one ended early
+      in_backward_ = false;  // after a backward that ended early
       samples_ = rows_;
       counts_ = static_cast<double>(rows_);
-      // Ranks that have ended would speak at the next mean alone.
+      // Without this exchange, ranks that have ended would communicate only at the next average.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
       local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
@@ -20352,28 +20350,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return this->forward(true, inputs...);
   }
 
-  /// While it lives, backward passes add to gradients and don't count as steps.
+  /// While it lives, backward passes accumulate gradients and don't count as steps.
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
-  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
-  /// ended counts in the next mean by what it has done since the last one, and in those after it by nothing; when all
-  /// have ended they take the mean. Nobody steps for others.
+  /// Runs `body`, a loop over batches whose number may differ between ranks: see chorus::join. A rank that has ended
+  /// has weight in the next average for its steps since the last one, and none later; when all have ended, all take the
+  /// average. No rank steps for another.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
-  /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
-  /// where one leaves a backward pass out, it would take the means later than others.
+  /// All ranks average their parameters and buffers now. Throws UsageError on all ranks if their numbers of steps, or
+  /// of recorded forward passes outside of no_sync, since the last average differ: a rank that skips a backward pass
+  /// would average later than the others.
   void synchronise() { take_mean(); }
 
-  /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
-  /// steps, and has a scale, of its own.
+  /// For a GradScaler. Within `join` ranks don't communicate, as ended ranks make no steps: each rank skips steps by
+  /// itself and has its own scale.
   void make_largest(std::int32_t* number) {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  /// For checkpoints: steps since the last mean, and what this rank counts in the next.
+  /// For checkpoints: steps since the last average, and this rank's weight in the next.
   static constexpr std::string_view kept_as = "local_sgd";
   std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), seen_}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -20387,13 +20385,13 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
  private:
   friend class detail::Access<LocalSgd>;
 
-  // What losses were means of, steps and passes since the last mean; all forward passes, of which a rank may have had
-  // some of its own.
+  // Elements in the losses' means, steps, and passes since the last average; and all forward passes, whose number may
+  // differ between ranks.
   using Counts = std::array<double, 4>;
-  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means of which no one number tells
+  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means over different numbers
   static constexpr double ended = -1;  // the steps of a rank that has run out of batches
 
-  // Each rank's loss is its own: nobody is asked.
+  // Each rank's loss is its own: nothing is exchanged.
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
     ones_.assign(refused ? 0 : losses.size(), 1);
     const double samples = std::max(1.0, static_cast<double>(samples_));
@@ -20426,7 +20424,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     Base::end_join();
   }
 
-  // Returns whether any rank goes on.
+  // Returns whether any rank continues.
   bool take_mean() {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
@@ -20460,7 +20458,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
         any_ended = any_ended || counts[1] == ended;
       }
       this->set_forward_passes(static_cast<std::uint32_t>(passes));
-      if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
+      if (any_ended) local_.unite(this->flat_, this->communicator_);  // ended ranks don't know the other ranks' steps
       if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : seen_ / sum;
@@ -20473,7 +20471,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return any_on;
   }
 
-  // Those that go on have counted the same. Returns whether any does.
+  // Ranks that continue must have the same counts. Returns whether any continues.
   static bool check_same_steps(const std::vector<Counts>& all) {
     std::string list;
     bool same = true;
@@ -20490,7 +20488,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return first != nullptr;
   }
 
-  // In double, where the mean of equal numbers is that number; integers are rank 0's.
+  // In double, so that the average of equal numbers is exact; integers become rank 0's.
   void average_buffers(double weight) {
     this->broadcast_buffers(0, [](DType type) { return type != DType::f32 && type != DType::f64; });
     std::vector<double> all;
@@ -20527,12 +20525,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   LocalSgdOptions options_;
   detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
-  std::int64_t samples_ = 0;  // of the last one that wanted gradients
-  double counts_ = 0;         // what its loss was a mean of
-  double seen_ = 0;           // the same since the last mean
+  std::int64_t samples_ = 0;  // of the last pass that recorded gradients
+  double counts_ = 0;         // elements in its loss's mean
+  double seen_ = 0;           // their sum since the last average
   double overs_[2] = {};
   std::vector<double> ones_;
-  int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
+  int passes_ = 0;            // since the last average: recorded passes outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches
 };
@@ -20542,10 +20540,10 @@ template <class Model, class Communicator>
 class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
-  /// From the first step on, models differ, and momenta for good.
+  /// From the first step on models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
-  /// Those that ranks have stepped by themselves since they last had the same.
+  /// The parameters that ranks have stepped by themselves since all ranks last had equal ones.
   std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
   void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
 
@@ -20559,28 +20557,28 @@ class detail::Access<LocalSgd<Model, Communicator>> {
 // <chorus/parallel/mesh.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
-/// Mesh: ranks along several axes, which share a model's stages, its batches, its parameters and its layers.
+/// Mesh: ranks along several axes, which divide a model's stages, its batches, its parameters and its layers.
 
 // <chorus/parallel/mesh/axes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_AXES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_AXES_HPP
-/// The axes of a Mesh: along which of a model's dimensions ranks share the work.
+/// The axes of a Mesh: the dimensions along which ranks divide the work.
 
 // <chorus/parallel/pipeline/schedule.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_SCHEDULE_HPP
-/// Schedule: which rank of a pipeline does what, in which order, as a table. GPipe, OneForwardOneBackward, Interleaved
-/// and ZeroBubbleH1 write such tables; `check_schedule` reads them without any rank.
+/// Schedule: a table of the actions of each rank of a pipeline, in order. GPipe, OneForwardOneBackward, Interleaved and
+/// ZeroBubbleH1 make such tables; `check_schedule` checks them without running any rank.
 
 namespace chorus {
 
-/// The model is cut into stages, neighbours in turn: stage s lies on rank s % ranks, so that a rank of an interleaved
-/// pipeline has several. Each micro-batch goes forward through all stages and backward through all stages.
+/// The model is cut into consecutive stages: stage s is on rank s % ranks, so a rank of an interleaved pipeline has
+/// several. Each micro-batch goes forward through all stages, then backward.
 struct Schedule {
   enum class Kind : std::uint8_t {
     forward,
-    backward,  ///< by the stage's input; by its parameters, too, where the table has no `weight`
-    weight     ///< by its parameters, which nobody waits for
+    backward,  ///< by the stage's input; also by its parameters if the table has no `weight`
+    weight     ///< by its parameters; no other action waits for it
   };
   struct Action {
     Kind kind;
@@ -20589,11 +20587,11 @@ struct Schedule {
   };
 
   int stages = 0, micro_batches = 0;
-  std::vector<std::vector<Action>> ranks;  ///< in the order in which each rank does them
+  std::vector<std::vector<Action>> ranks;  ///< each rank's actions, in order
 
   int size() const { return static_cast<int>(ranks.size()); }
   int rank_of(int stage) const { return stage % size(); }
-  /// Whether gradients by parameters are actions of their own.
+  /// Whether gradients by parameters are separate actions.
   bool splits_backward() const {
     const auto splits = [](const std::vector<Action>& actions) {
       return std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == Kind::weight; });
@@ -20601,7 +20599,7 @@ struct Schedule {
     return std::any_of(ranks.begin(), ranks.end(), splits);
   }
 
-  /// A table without actions. Throws UsageError unless there are a rank, a stage on each rank and a micro-batch.
+  /// A table without actions. Throws UsageError unless there are at least one rank, stage per rank and micro-batch.
   static Schedule empty(std::string_view name, int p, int m, int stages_of_rank = 1) {
     check<UsageError>(p >= 1 && m >= 1 && stages_of_rank >= 1, name, ": expected ranks, micro-batches and stages on ",
                       "each rank, got ", p, ", ", m, " and ", stages_of_rank);
@@ -20617,8 +20615,8 @@ inline void append(std::string& out, const Schedule::Action& action) {
   out += cat(name(action.kind), " of micro-batch ", action.micro_batch, " in stage ", action.stage);
 }
 
-/// All micro-batches forward, then all backward (Huang et al. 2019, arXiv 1811.06965). A rank keeps the inputs of all
-/// m; of the time (p - 1) / (m + p - 1) is idle.
+/// All micro-batches forward, then all backward (Huang et al. 2019, arXiv 1811.06965). A rank keeps the inputs of all m
+/// micro-batches; the idle fraction is (p - 1) / (m + p - 1).
 struct GPipe {
   static constexpr const char* name = "gpipe";
   static Schedule of(int p, int m) {
@@ -20632,8 +20630,8 @@ struct GPipe {
   }
 };
 
-/// 1F1B (PipeDream-Flush; Narayanan et al. 2021, arXiv 2104.04473): after p - 1 - rank forwards a backward follows each
-/// forward. As much is idle as under GPipe, but a rank keeps at most p - rank inputs.
+/// 1F1B (PipeDream-Flush; Narayanan et al. 2021, arXiv 2104.04473): after p - 1 - rank forwards, each forward is
+/// followed by a backward. The idle fraction is GPipe's, but a rank keeps at most p - rank inputs.
 struct OneForwardOneBackward {
   static constexpr const char* name = "1f1b";
   static Schedule of(int p, int m) {
@@ -20651,9 +20649,9 @@ struct OneForwardOneBackward {
   }
 };
 
-/// 1F1B with V stages on each rank (Narayanan et al. 2021): a stage is shorter by V, and so is the time that passes
-/// until the last rank can begin; V times the messages. Micro-batches go in groups of at least p (of m, where that is
-/// less), nearly equal ones, each through all of the rank's stages before the next one.
+/// 1F1B with V stages on each rank (Narayanan et al. 2021): a stage, and the time until the last rank can begin, is V
+/// times shorter, with V times the messages. Micro-batches form nearly equal groups of at least p (or one group of m <
+/// p); each group passes all of the rank's stages before the next one.
 template <int V>
 struct Interleaved {
   static_assert(V >= 1, "Interleaved<V>: a rank has at least one stage");
@@ -20661,7 +20659,7 @@ struct Interleaved {
   static constexpr int stages_of_rank = V;
   static Schedule of(int p, int m) {
     auto table = Schedule::empty(name, p, m, V);
-    // The order in which a rank's parts of the model meet the micro-batches.
+    // The order in which a rank's parts of the model process the micro-batches.
     struct Turn {
       int part, micro_batch;
     };
@@ -20692,9 +20690,9 @@ struct Interleaved {
   }
 };
 
-/// ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B whose gradients by parameters are put off into the time that would be
-/// idle. A rank is behind with those of `rank` micro-batches at most, so that it keeps p inputs, what 1F1B's first rank
-/// does. For m >= p a pass takes 3 m + p - 1 units.
+/// ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B that defers gradients by parameters into idle time. A rank defers
+/// those of at most `rank` micro-batches, so that it keeps p inputs, like 1F1B's first rank. For m >= p a pass takes 3
+/// m + p - 1 units.
 struct ZeroBubbleH1 {
   static constexpr const char* name = "zb-h1";
   static Schedule of(int p, int m) {
@@ -20709,7 +20707,7 @@ struct ZeroBubbleH1 {
         const bool goes_forward = i + warm_up < m;
         if (goes_forward) actions.push_back({Schedule::Kind::forward, i + warm_up, rank});
         actions.push_back({Schedule::Kind::backward, i, rank});
-        // With nothing to go forward with, a rank would wait for the next gradient.
+        // Without a forward to do, the rank would wait for the next gradient.
         if (!goes_forward || i + 1 - next_weight > rank) weight();
       }
       while (next_weight < m) weight();
@@ -20718,7 +20716,7 @@ struct ZeroBubbleH1 {
   }
 };
 
-/// How many stages a schedule gives each rank.
+/// The number of stages that a schedule gives each rank.
 template <class S>
 inline constexpr int stages_of_rank = 1;
 template <int V>
@@ -20730,15 +20728,15 @@ inline constexpr int stages_of_rank<Interleaved<V>> = V;
 // <chorus/parallel/tensor/sequence_split.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SEQUENCE_SPLIT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SEQUENCE_SPLIT_HPP
-/// Whether TensorParallel shares out the places of a sequence, too, where layers are whole.
+/// Whether TensorParallel also divides activations along the sequence between divided layers.
 
 namespace chorus {
 
-/// For TensorParallel and mesh::Tensor: what lies between shared layers is whole on each rank.
+/// For TensorParallel and mesh::Tensor: activations between divided layers are whole on each rank.
 struct NoSequenceSplit {
   static constexpr bool splits_sequences = false;
 };
-/// It is shared out by places of the text.
+/// Activations between divided layers are divided along the sequence.
 struct SequenceSplit {
   static constexpr bool splits_sequences = true;
 };
@@ -20748,12 +20746,12 @@ struct SequenceSplit {
 
 namespace chorus::mesh {
 
-/// As an axis's size: as many ranks as there are for it. At most one axis.
+/// An axis's size: all remaining ranks. At most one axis may have it.
 inline constexpr int rest = -1;
-/// As an axis's size: what MeshOptions::sizes says.
+/// An axis's size: taken from MeshOptions::sizes.
 inline constexpr int dynamic = 0;
 
-/// How many ranks the axes have that are mesh::dynamic. One may have the rest.
+/// The sizes of the axes that are mesh::dynamic. One may be mesh::rest.
 struct Sizes {
   int pipe = 1, data = 1, shard = 1, tensor = 1;
 };
@@ -20764,32 +20762,32 @@ struct Pipe {
   static constexpr int size = ranks, place = 0;
   using order = Order;
 };
-/// Shares of the batch, of a model that each rank has whole: see DistributedDataParallel.
+/// Shares of the batch; each rank has the whole model: see DistributedDataParallel.
 template <int ranks>
 struct Data {
   static constexpr int size = ranks, place = 1;
 };
-/// Shares of the batch, of a model of which each rank keeps a part: see FullyShardedDataParallel. In a pipeline, which
-/// comes back to each unit with every micro-batch, KeepParameters.
+/// Shares of the batch; each rank keeps a part of each parameter: see FullyShardedDataParallel. In a pipeline use
+/// KeepParameters, as each micro-batch needs every unit again.
 template <int ranks, class Units = ByBytes<>>
 struct Shard {
   static constexpr int size = ranks, place = 2;
   using units = Units;
 };
-/// Layers that are shared out: see TensorParallel.
+/// Divided layers: see TensorParallel.
 template <int ranks, class Sequence = NoSequenceSplit>
 struct Tensor {
   static constexpr int size = ranks, place = 3;
   using sequence = Sequence;
 };
 
-/// An axis of one rank, where a mesh has none.
+/// The pipe axis of a mesh without one.
 using NoPipe = Pipe<1>;
-/// Axes that a mesh leaves out are of one rank.
+/// The data axis of a mesh without one.
 using NoData = Data<1>;
-/// Likewise.
+/// The shard axis of a mesh without one.
 using NoShard = Shard<1>;
-/// Likewise.
+/// The tensor axis of a mesh without one.
 using NoTensor = Tensor<1>;
 
 namespace detail {
@@ -20809,12 +20807,12 @@ constexpr bool in_order() {
 }
 }  // namespace detail
 
-/// Whether a mesh may have these axes: outermost first, as Pipe, Data, Shard, Tensor, each once. Neighbours on the
-/// innermost axis talk most.
+/// Whether a mesh may have these axes: outermost first, in the order Pipe, Data, Shard, Tensor, each once. Ranks next
+/// to each other on the innermost axis communicate most.
 template <class... Axes>
 inline constexpr bool valid = sizeof...(Axes) > 0 && detail::in_order<Axes...>();
 
-/// A mesh's axes, in their order, and how many ranks each has.
+/// A mesh's axes, in order, and their sizes.
 template <class... Axes>
 struct AxesOf {
   using pipe = typename detail::AxisAt<0, NoPipe, Axes...>::type;
@@ -20825,7 +20823,7 @@ struct AxesOf {
 
   static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
 
-  /// Of `world` ranks. Throws UsageError where they don't fit.
+  /// The sizes for `world` ranks. Throws UsageError if they don't fit.
   static std::array<int, 4> sizes(int world, const Sizes& chosen) {
     static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
                   "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");
@@ -20866,12 +20864,12 @@ struct AxesOf {
 // <chorus/parallel/mesh/groups.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_GROUPS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_GROUPS_HPP
-/// A rank's place in a mesh, and its communicators along each axis.
+/// A rank's coordinates in a mesh, and its communicators along the axes.
 
 // <chorus/parallel/tensor/shared_layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SHARED_LAYERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SHARED_LAYERS_HPP
-/// The layers of a model that a group of ranks shares out, for policies: their parts, and what operators know of it.
+/// The layers of a model that a group of ranks divides, for policies: their parts, and the group that operators use.
 
 // <chorus/parallel/tensor/group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_GROUP_HPP
@@ -20892,7 +20890,7 @@ class CommunicatorGroup final : public TensorGroup {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool splits_sequences() const override { return splits_sequences_; }
-  /// Nodes of the tape may live longer than the policy.
+  /// Nodes of the tape may outlive the policy.
   void end() { communicator_ = nullptr; }
 
  protected:
@@ -20943,12 +20941,12 @@ class CommunicatorGroup final : public TensorGroup {
 // <chorus/parallel/tensor/split_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
-/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
+/// Cuts the parameters of a model into this rank's parts, in place, and joins them again.
 
 namespace chorus::detail {
 
-/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
-/// one parameter in common and don't share it out in the same way.
+/// The parameters that a model's layers divide, each once, with the way they are divided. Throws UsageError if two
+/// layers share a parameter and divide it in different ways.
 template <Device D>
 class SplitParameters final : public nn::detail::Walker {
  public:
@@ -20985,7 +20983,7 @@ class SplitParameters final : public nn::detail::Walker {
   std::vector<Item> items_, whole_;
 };
 
-/// The numbers of a part of a parameter; of promised ones, promised.
+/// The numbers of a part of a parameter; promised if the parameter's are.
 template <Device D>
 Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, const AxisPart& mine) {
   const auto size = size_of(parameter.dtype());
@@ -21014,7 +21012,7 @@ Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, c
   return part;
 }
 
-/// Writes the numbers at `from`, on the same device, where they are others.
+/// Copies the numbers at `from`, on the same device, if they differ.
 template <Device D>
 void take_numbers(const AtHome<D>& to, const void* from) {
   const std::size_t bytes = to.size_bytes();
@@ -21024,7 +21022,7 @@ void take_numbers(const AtHome<D>& to, const void* from) {
   to.touch();
 }
 
-/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
+/// Replaces `item` by this rank's part of it. Throws UsageError if a rank would get nothing of it.
 template <Device D>
 void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
   auto& parameter = item.parameter();
@@ -21044,7 +21042,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   parameter.set_part(std::move(whole));
 }
 
-/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
+/// Joins all ranks' `part`s in `whole`, a parameter of another model. A collective.
 template <Device D, class Communicator>
 void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
   const PartOfParameter& of = *part.part();
@@ -21073,7 +21071,7 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
   whole.set_part(nullptr);
 }
 
-/// Writes this rank's part of `whole`'s numbers into `part`, where they are others.
+/// Copies this rank's part of `whole` into `part`, if it differs.
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
@@ -21096,9 +21094,9 @@ class SharedLayers {
   SharedLayers& operator=(const SharedLayers&) = delete;
   ~SharedLayers() { group_->end(); }
 
-  /// Compares the ranks' models, and takes rank 0's numbers and of them this rank's part. `options`: what must be the
-  /// same, too. Throws UsageError, on all ranks, where they differ, where no layer can be shared out, and where a rank
-  /// would have nothing of one.
+  /// Compares the ranks' models, takes rank 0's parameters and keeps this rank's part of them. `options` must be the
+  /// same on all ranks, too. Throws UsageError, on all ranks, if they differ, if no layer can be divided, and if a rank
+  /// would get nothing of one.
   template <class Model>
   Model share_out(Model model, const std::string& options = "") {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
@@ -21121,13 +21119,12 @@ class SharedLayers {
     return model;
   }
 
-  /// For TensorGroupScope: what layers are to know in a forward pass; null where they are whole.
+  /// For TensorGroupScope: the group that layers use in a forward pass; null if layers are whole.
   std::shared_ptr<TensorGroup> group() const {
     return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
   }
 
-  /// Calls `f` with a whole model, on every rank, of one that has been shared out; what it writes stays. All ranks call
-  /// it.
+  /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
@@ -21161,8 +21158,8 @@ class SharedLayers {
 
 namespace chorus::mesh {
 
-/// Ranks are numbered with the innermost axis, tensor, fastest. All ranks make one, together; `all` and `world`, what
-/// it was connected with, must outlive it.
+/// Ranks are numbered with the innermost axis, tensor, fastest. Construction is collective; `all` and `world`, from
+/// which it was connected, must outlive it.
 class Groups {
  public:
   using Communicator = comm::AnyCommunicator;
@@ -21171,7 +21168,7 @@ class Groups {
       : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
     const auto [p, d, s, t] = place_;
     const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
-    // A color is a number of its own for each group: that of its first rank.
+    // A group's color is the number of its first rank.
     pipe_world = split(world, "pipe", sizes[0], all.rank() - p * batch_size * tensor_size);
     pipe = comm::connect(pipe_world);
     const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
@@ -21185,7 +21182,7 @@ class Groups {
   }
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
-  /// Nobody waits for a rank that throws.
+  /// Aborts the groups after an exception, so that peers fail at once instead of waiting.
   ~Groups() {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
@@ -21194,18 +21191,18 @@ class Groups {
   }
 
   Communicator& all() const { return all_; }
-  /// Among which gradients are averaged in parts.
+  /// The ranks among which gradients are reduce-scattered.
   Communicator& shards() { return sizes_[1] > 1 ? shards_ : batch; }
-  /// How many ranks each axis has, and this rank's place on it: pipe, data, shard, tensor.
+  /// The size of each axis, and this rank's coordinate: pipe, data, shard, tensor.
   const std::array<int, 4>& sizes() const { return sizes_; }
   const std::array<int, 4>& place() const { return place_; }
 
   comm::World pipe_world;
-  Communicator pipe;      ///< those that have the other stages
-  Communicator batch;     ///< those that have the other shares of the batch, and the same of the model
-  Communicator gathers;   ///< of these those that have the other shards, which they gather
-  Communicator replicas;  ///< those that have the same shards
-  Communicator tensor;    ///< those that have the other parts of layers
+  Communicator pipe;      ///< ranks with the other stages
+  Communicator batch;     ///< ranks with the same part of the model and other shares of the batch
+  Communicator gathers;   ///< those of `batch` with the other shards, for all-gathers
+  Communicator replicas;  ///< ranks with the same shards
+  Communicator tensor;    ///< ranks with the other parts of layers
   std::optional<chorus::detail::SharedLayers<Communicator>> layers;
 
  private:
@@ -21214,7 +21211,7 @@ class Groups {
     for (std::size_t axis = sizes.size(); axis-- > 0; rank /= sizes[axis]) place[axis] = rank % sizes[axis];
     return place;
   }
-  // Of a group of one the rank is alone.
+  // A group of one needs no communicator.
   comm::World split(const comm::World& world, const char* axis, int size, int color) {
     if (size == 1) return {};
     auto group = comm::split(all_, world, color);
@@ -21228,7 +21225,7 @@ class Groups {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-/// Base of Mesh, which has to have them before its other base.
+/// Base of Mesh that constructs the groups before its other base.
 struct WithGroups {
   mutable Groups groups;
   template <class... Arguments>
@@ -21241,31 +21238,31 @@ struct WithGroups {
 // <chorus/parallel/mesh/policies.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MESH_POLICIES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MESH_POLICIES_HPP
-/// The policy among the ranks of a mesh that have shares of one batch.
+/// The policy of a mesh's ranks that have shares of one batch.
 
 // <chorus/parallel/pipeline/staged_model.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGED_MODEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGED_MODEL_HPP
-/// A model of which each rank has a part, a stage, and whose forward pass is all ranks' together.
+/// A model in stages: each rank has some, and its forward pass is collective.
 
 // <chorus/parallel/pipeline/check_schedule.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHECK_SCHEDULE_HPP
-/// Reads a schedule's table as ranks would follow it, without any rank: for tables of any size.
+/// Checks a schedule's table by following it as ranks would, without running any: for tables of any size.
 
 namespace chorus {
 
-/// What a table says of itself, where forward, backward by the input and backward by the parameters take one unit of
-/// time each, and messages none.
+/// Facts about a table, if forward, backward by inputs and backward by parameters take one unit of time each, and
+/// messages none.
 struct ScheduleFacts {
-  int time = 0;                  ///< until the last rank has ended
-  double idle = 0;               ///< the share of all ranks' time in which they wait
-  std::vector<int> kept_inputs;  ///< of each rank: how many inputs of stages it keeps at most for backward
+  int time = 0;                  ///< until the last rank ends
+  double idle = 0;               ///< the fraction of all ranks' time spent waiting
+  std::vector<int> kept_inputs;  ///< by rank: the maximum number of stage inputs kept for backward
 };
 
 namespace detail {
 
-/// A walk through a table: each rank goes on as far as it finds what it needs.
+/// Walks through a table: each rank continues while the results it needs are there.
 class ScheduleWalk {
  public:
   explicit ScheduleWalk(const Schedule& schedule)
@@ -21308,7 +21305,7 @@ class ScheduleWalk {
                       schedule_.stages, " and ", schedule_.micro_batches);
     return static_cast<std::size_t>(schedule_.stages) * static_cast<std::size_t>(schedule_.micro_batches);
   }
-  // When the action has ended; `never` before.
+  // The action's end time; `never` if it has not ended.
   int& end(Kind kind, int micro_batch, int stage) {
     return ends_[static_cast<std::size_t>(kind)]
                 [static_cast<std::size_t>(stage) * static_cast<std::size_t>(schedule_.micro_batches) +
@@ -21339,7 +21336,7 @@ class ScheduleWalk {
         }
   }
 
-  /// What has to come before the action, in another stage or in its own.
+  /// The actions that must end first, in this or another stage.
   std::vector<Action> needs(const Action& action) const {
     const auto [kind, i, stage] = action;
     std::vector<Action> out;
@@ -21391,8 +21388,8 @@ class ScheduleWalk {
 
 }  // namespace detail
 
-/// Throws UsageError where an action is missing, occurs twice or lies on the wrong rank, and where ranks would wait for
-/// each other for ever.
+/// Throws UsageError if an action is missing, occurs twice or is on the wrong rank, and if ranks would wait for each
+/// other for ever.
 [[gnu::cold]] inline ScheduleFacts check_schedule(const Schedule& schedule) {
   return detail::ScheduleWalk(schedule).facts();
 }
@@ -21403,12 +21400,12 @@ class ScheduleWalk {
 // <chorus/parallel/pipeline/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
-/// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
+/// One batch in a pipeline: the data of its micro-batches in this rank's stages, and the actions.
 
 // <chorus/parallel/pipeline/chain.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
-/// A model's chain as a stage runs a part of it: from types that are known at a cut to the next cut.
+/// A stage's part of a model's chain: from one cut, whose types are known, to the next.
 
 // <chorus/autograd/activation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
@@ -21775,11 +21772,11 @@ auto run_chain(const Links& links, const X& x, const Targets&... targets) {
 // <chorus/parallel/pipeline/layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
-/// The layers of a model with CHORUS_PIPELINE, one after the other, and the members that a stage has of it.
+/// The layers of a model with CHORUS_PIPELINE, in order, and the members of a stage.
 
 namespace chorus::pipeline {
 
-/// A layer's place: the link, and which of its modules where it is a list.
+/// A layer's position: the link, and its index if the link is a list of modules.
 struct Place {
   std::size_t link = 0, index = 0;
 };
@@ -21807,11 +21804,11 @@ std::vector<Place> places_of(Model& model) {
   return places;
 }
 
-/// Some of a model's layers, by the names that they have in the model.
+/// Some of a model's layers, under their names in the model.
 template <class Model>
 class SomeLayers final : public nn::Module {
  public:
-  /// `counts[i]`: whether layer i is one of them.
+  /// `counts[i]`: whether layer i is included.
   SomeLayers(Model& model, std::vector<bool> counts) : model_(model), counts_(std::move(counts)) {}
   void visit(nn::Visitor& visitor) override {
     std::size_t number = 0;
@@ -21832,13 +21829,13 @@ class SomeLayers final : public nn::Module {
 
 namespace chorus::pipeline {
 
-/// A stage: so many layers from this one on.
+/// A stage: `layers` layers from `begin` on.
 struct Stage {
   Place begin;
   std::size_t layers = 0;
 };
 
-/// What layers `begin` to `end` - 1 of link I make of `x`.
+/// Applies layers `begin` to `end` - 1 of link I to `x`.
 template <std::size_t I, class Model, class In, class... Targets>
 auto run_part(const Model& model, std::size_t begin, std::size_t end, const In& x,
               [[maybe_unused]] const Targets&... targets) {
@@ -21849,9 +21846,8 @@ auto run_part(const Model& model, std::size_t begin, std::size_t end, const In& 
     return nn::detail::run_link(std::get<I>(links), begin, end, x);
 }
 
-/// The chain of `Model` for an input X. Where a stage begins is known when the program runs, what types it has there
-/// when it is compiled: a table with a function for each link, N of them, not one for each pair of a beginning and an
-/// end.
+/// The chain of `Model` for an input X. A stage's begin is known at run time, its types at compile time: the table has
+/// one function per link, N in all, rather than one per pair of begin and end.
 template <class Model, class X, class... Targets>
 class Chain {
   using D = typename Model::device_type;
@@ -21863,23 +21859,23 @@ class Chain {
       decltype(std::declval<const Model&>().forward(std::declval<const X&>(), std::declval<const Targets&>()...));
   using Held = std::shared_ptr<AnyActivation<D>>;
 
-  /// What a stage gives: of the last one the model's result, of others what they hand on.
+  /// A stage's result: the model's for the last stage, the handed-on activation for others.
   struct Outcome {
     Held output;
     std::optional<Result> result;
   };
 
-  /// Runs `stage` on `input`, which `room_for` has made, or is an Activation<X> of the first one.
+  /// Runs `stage` on `input`, an Activation<X> for the first stage, else made by `room_for`.
   static Outcome run(const Model& model, const Stage& stage, const AnyActivation<D>& input, const Targets&... targets) {
     return table(std::make_index_sequence<count>())[stage.begin.link].run(model, stage, input, targets...);
   }
-  /// An input of the stage, with room for numbers that come with `header`.
+  /// A stage's input with memory for the numbers that `header` announces.
   static Held room_for(const Stage& stage, const Header& header, D device) {
     return table(std::make_index_sequence<count>())[stage.begin.link].room_for(stage, header, device);
   }
 
  private:
-  // What link I takes and gives.
+  // The input and output types of link I.
   template <std::size_t I, class = void>
   struct Types {
     using In = typename Types<I - 1>::Out;
@@ -21895,7 +21891,7 @@ class Chain {
                                      std::declval<const Targets&>()...));
   };
 
-  // Link I from its layer `index` on, and what comes behind it, `left` layers in all.
+  // Runs `left` layers in all, from layer `index` of link I on.
   template <std::size_t I, class In>
   static Outcome go_on(const Model& model, std::size_t index, std::size_t left, const In& x,
                        const Targets&... targets) {
@@ -21920,7 +21916,7 @@ class Chain {
     Outcome (*run)(const Model&, const Stage&, const AnyActivation<D>&, const Targets&...);
     Held (*room_for)(const Stage&, const Header&, D);
   };
-  // Within a list a stage takes what the list's modules give.
+  // Within a list a stage's input has the output type of the list's modules.
   template <std::size_t I>
   static Outcome run_from(const Model& model, const Stage& stage, const AnyActivation<D>& input,
                           const Targets&... targets) {
@@ -21950,21 +21946,21 @@ class Chain {
 // <chorus/parallel/pipeline/loss_weights.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
-/// By how much the micro-batches' losses count in the loss of the whole batch.
+/// The weights of the micro-batches' losses in the loss of the whole batch.
 
 namespace chorus::pipeline {
 
-/// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
-/// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
-/// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
-/// Of samples G is W. A loss may be made of several means, and of sums, which are added as they are: then each term's
-/// gradient is scaled, and in the end all must be right by one factor.
+/// A mean over the batch is the sum of w_i mean_i / W, where w_i is the number of elements of micro-batch i's mean:
+/// samples, counted tokens, class weights. W is known only after the last forward, but backward begins earlier:
+/// micro-batches are seeded with w_i / G, where G is estimated from the first one, and in the end all gradients are
+/// multiplied by G / W. For samples G equals W. A loss may have several means, and sums, which have weight 1: each
+/// term's gradient is scaled, and one final factor must correct all terms.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
   explicit LossWeights(Index samples) : samples_(static_cast<double>(samples)) {}
 
-  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError for a loss that is not made of
+  /// The seed of the gradient by the next micro-batch's loss. Throws UsageError for a loss that does not consist of
   /// means and sums over samples.
   double add(Node* root, double loss, Index samples) {
     const double size = static_cast<double>(samples), share = samples_ == 0 ? 1 : size / samples_;
@@ -21995,7 +21991,7 @@ class LossWeights {
     seeds_ += seed;
     return seed;
   }
-  /// After the last micro-batch. Throws UsageError where no one factor makes all terms right.
+  /// Called after the last micro-batch. Throws UsageError if no single factor corrects all terms.
   void finish() const {
     const double all = correction();
     const auto is_one = [](double x) { return std::abs(x - 1) <= 1e-9; };
@@ -22007,7 +22003,7 @@ class LossWeights {
                       "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
                       "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
   }
-  /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
+  /// The loss of the whole batch. If nothing counts in it, the last micro-batch's value.
   double loss() const {
     double all = rest_;
     bool counts = terms_.empty();
@@ -22017,7 +22013,7 @@ class LossWeights {
     }
     return counts ? all : last_;
   }
-  /// What all gradients are multiplied by.
+  /// The factor for all gradients.
   double correction() const {
     bool has_sums = false;
     for (const Term& term : terms_) has_sums = has_sums || !term.is_mean;
@@ -22025,7 +22021,7 @@ class LossWeights {
       if (term.total > 0 && !has_sums) return term.expected / term.total;
     return 1;
   }
-  /// What the loss is, for who divides batches further.
+  /// The kind of loss, for callers that divide batches further.
   struct Description {
     double total = 0;                 ///< of a mean
     double divisor = 0, counted = 0;  ///< of a sum: see Node::set_sum
@@ -22050,7 +22046,7 @@ class LossWeights {
  private:
   struct Term {
     bool is_mean;
-    Node* node = nullptr;  // of the last micro-batch, as are the next two
+    Node* node = nullptr;  // of the last micro-batch, like the next two
     double over = 0, value = 0;
     double expected = 0, total = 0, sum = 0;  // over / total is the share
     double divisor = 0, counted = 0;
@@ -22075,7 +22071,7 @@ class LossWeights {
       Term& term = terms_[i];
       term.node = in_loss.node;
       term.over = term.is_mean ? origin.mean_over() : 1;
-      // Whether it is a mean by hand would be seen after all micro-batches.
+      // Only the last micro-batch could show whether it is a mean written by hand.
       const auto& factor = in_loss.factor;
       check<UsageError>(term.is_mean || origin.divisor() != 0 || size == samples_ ||
                             !(factor.by_tensor || factor.may_be_own(origin.counted())),
@@ -22086,8 +22082,8 @@ class LossWeights {
       term.value = values[found[i]];
     }
   }
-  // The numbers of those that are of the batch. A penalty is not: each micro-batch has the same, which counts by its
-  // samples, as all that is no mean or sum does.
+  // The indices of the terms over samples. A penalty is not one: each micro-batch has the same, weighted by samples
+  // like every term that is neither mean nor sum.
   std::vector<std::size_t> without_penalties(const std::vector<double>& values) {
     std::vector<std::size_t> found;
     std::size_t penalty = 0;
@@ -22121,21 +22117,21 @@ class LossWeights {
 // <chorus/parallel/pipeline/pass_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
-/// The gradients of one pass through a pipeline, beside those that the parameters have from before.
+/// The gradients of one pass through a pipeline, apart from those that the parameters already have.
 
 // <chorus/parallel/pipeline/tied.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
-/// Parameters that layers of several stages share, as an embedding and the output layer often do.
+/// Parameters that layers of several stages share, often an embedding and the output layer.
 
 namespace chorus::pipeline {
 
-/// Each of the stages' ranks has a copy of a tied parameter; they add up its gradients, to the same bits, and all take
-/// the same step.
+/// The rank of each of these stages has a copy of a tied parameter. They sum its gradients, with equal bits on all of
+/// them, and all take the same step.
 template <Device D>
 class TiedParameters {
  public:
-  /// `owners[i]`: the ranks that have parameter i of the whole model, falling in no order. A collective call.
+  /// `owners[i]`: the ranks that have parameter i of the whole model, in any order. A collective.
   TiedParameters(comm::AnyCommunicator& all, const comm::World& world, const std::vector<Node*>& parameters,
                  const std::vector<std::vector<int>>& owners) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -22173,13 +22169,13 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
-  /// Whether this rank has one.
+  /// Whether this rank has a tied parameter.
   bool any() const {
     for (const Group& group : groups_)
       if (group.communicator) return true;
     return false;
   }
-  /// Whether this rank is the one whose numbers count where each is to count once.
+  /// Whether this rank's numbers count, if each parameter must count once.
   bool counts_here(const Node& parameter, int rank) const {
     for (const Group& group : groups_)
       for (const Node* known : group.parameters)
@@ -22194,7 +22190,7 @@ class TiedParameters {
  private:
   struct Group {
     std::vector<int> ranks;
-    std::optional<comm::AnyCommunicator> communicator;  // where this rank is in it
+    std::optional<comm::AnyCommunicator> communicator;  // set if this rank belongs to it
     std::vector<const Node*> parameters;
   };
   std::vector<Group> groups_;
@@ -22205,8 +22201,8 @@ class TiedParameters {
 
 namespace chorus::pipeline {
 
-/// While a pass is recorded a leaf stands in each parameter's place, and collects the gradients of its micro-batches.
-/// The user's backward then adds them, times its seed, to the parameters' own, or never comes, and they are dropped.
+/// While a pass is recorded, a leaf replaces each parameter and collects the gradients of its micro-batches. The user's
+/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped.
 template <Device D>
 class PassGradients {
  public:
@@ -22219,7 +22215,7 @@ class PassGradients {
       }
   }
 
-  /// While it lives, what is recorded goes to the stand-ins.
+  /// While it lives, recorded operations use the stand-ins.
   class Scope {
    public:
     explicit Scope(const PassGradients& gradients) : gradients_(gradients) { set(true); }
@@ -22236,10 +22232,10 @@ class PassGradients {
     const PassGradients& gradients_;
   };
 
-  /// The stand-ins.
+  /// The stand-ins' nodes.
   const std::unordered_set<const Node*>& leaves() const { return leaves_; }
 
-  /// Adds up those of parameters that several stages have. A collective call of those stages' ranks.
+  /// Sums the gradients of parameters that several stages share. A collective of those stages' ranks.
   void sum_tied(TiedParameters<D>& tied) {
     const MemoryScope memory(trace::Memory::gradients);
     sums_.resize(stand_ins_.size());
@@ -22254,7 +22250,7 @@ class PassGradients {
     });
   }
 
-  /// Adds `scale` times the pass's gradients to the parameters'.
+  /// Adds `scale` times the pass's gradients to the parameters' gradients.
   void add_to_parameters(double scale) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
       const void* const from = gradient(i);
@@ -22288,9 +22284,9 @@ class PassGradients {
   }
 
   const std::vector<nn::NamedParameter<D>>& parameters_;
-  std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
+  std::vector<Ref<Node>> stand_ins_;  // null for frozen parameters
   std::unordered_set<const Node*> leaves_;
-  std::vector<Storage<D>> sums_;  // of tied ones
+  std::vector<Storage<D>> sums_;  // of tied parameters
 };
 
 }  // namespace chorus::pipeline
@@ -22305,23 +22301,22 @@ class PassGradients {
 
 namespace chorus::pipeline {
 
-/// An engine's calls run in their order, and a `send` may wait until the peer receives. Two neighbours that each had
-/// activations and gradients in one queue would wait for each other once messages are larger than the link's room; so
-/// each edge has a group of two ranks for each direction. Edges that meet in a rank can't be made by one `split`: even
-/// and odd ones are made in turn.
+/// A communicator's calls run in order, and a `send` may block until the peer receives. If two neighbours had
+/// activations and gradients in one queue, large messages would deadlock: so each edge has a two-rank group per
+/// direction. Edges that share a rank can't be made by one `split`, so even and odd edges are made in turn.
 template <Device D>
 class Wires {
  public:
   enum class Direction : std::uint8_t { forward, backward };
 
-  /// What is sent counts as `Traffic::activations`, headers as control. A ring, which also has an edge from the last
-  /// rank to the first, is for ranks with several stages. A collective call of all ranks.
+  /// Messages count as `Traffic::activations`, headers as control. A ring, with an edge from the last rank to the
+  /// first, is for ranks with several stages. A collective of all ranks.
   Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
     const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
     const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
     for (const Direction direction : {Direction::forward, Direction::backward})
       for (int color = 0; color < colors; ++color) {
-        int own = -1;  // the edge of this color that this rank is at an end of
+        int own = -1;  // the edge of this color that ends at this rank
         for (int edge = 0; edge < edges; ++edge)
           if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
         auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
@@ -22330,8 +22325,8 @@ class Wires {
       }
   }
 
-  /// Sends what belongs to `header.stage`, on rank `to`: an activation's numbers, or the gradient by it. Returns before
-  /// it has gone; the activation is kept until then.
+  /// Sends data of `header.stage` to rank `to`: an activation's numbers, or the gradient by it. Returns before they
+  /// have been sent; the activation is kept until then.
   void send(Direction direction, int to, const Header& header, std::shared_ptr<AnyActivation<D>> what) {
     if (to == rank_) return local_.push_back({direction, header, std::move(what)});
     auto& wire = link(direction, direction == Direction::forward ? out : in);
@@ -22345,8 +22340,8 @@ class Wires {
     while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
   }
 
-  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose
-  /// numbers, or whose gradient, are to be filled. Those of others that come first are kept.
+  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose numbers or
+  /// gradient to fill. Messages that arrive before it are kept.
   template <class Place>
   std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
     const auto is_it = [&](Direction d, const Header& header) {
@@ -22394,7 +22389,7 @@ class Wires {
     }
   }
 
-  /// Returns when all that was sent has gone.
+  /// Returns when all messages have been sent.
   void flush() {
     for (Message& message : on_their_way_) message.head.wait(), message.body.wait();
     on_their_way_.clear();
@@ -22407,7 +22402,7 @@ class Wires {
 
  private:
   static constexpr comm::CollectiveOptions activations{.traffic = trace::Traffic::activations};
-  enum End : std::uint8_t { out, in };  // of an edge, as the activations see it
+  enum End : std::uint8_t { out, in };  // of an edge, in the activations' direction
 
   struct Message {
     Header header;
@@ -22449,7 +22444,7 @@ class Wires {
 
 namespace chorus::pipeline {
 
-/// Layers that want the whole batch's statistics say so here.
+/// Throws an error for layers that need the whole batch's statistics.
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
@@ -22460,7 +22455,7 @@ struct NoWholeBatch final : BatchGroup {
   double weight() override { return 1; }
 };
 
-/// What a pass works with. What is passed by reference outlives it.
+/// The data of a pass. References must outlive it.
 template <class Model>
 struct PassFacts {
   using D = typename Model::device_type;
@@ -22468,9 +22463,9 @@ struct PassFacts {
   const std::vector<Stage>& stages;
   const Schedule& schedule;
   Wires<D>& wires;
-  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
+  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's parameters
   RandomContext random;  ///< of the pass
-  dp::Split split;       ///< into micro-batches; of inputs that are a pass's own
+  dp::Split split;       ///< into micro-batches; `whole` has addresses of the pass's own inputs
   D device;
 };
 
@@ -22496,7 +22491,7 @@ class Pass {
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
     if (recorded_) gradients_.emplace(facts.parameters);
-    // The places of the caller's inputs become those of the pass's own.
+    // Replace the addresses of the caller's inputs by those of the pass's own.
     std::vector<const void*> theirs, own;
     if (facts_.split.whole.empty()) return;
     (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
@@ -22505,7 +22500,7 @@ class Pass {
       place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
   }
 
-  /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
+  /// Receives a stage's input, runs the stage, and sends its output and the stashes for later stages.
   void forward(const Action& action) {
     const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
     const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
@@ -22546,7 +22541,7 @@ class Pass {
     if (recorded_) kept(action) = std::move(here);
   }
 
-  /// Receives the gradients by a stage's output, goes back through the stage, and sends those by its input on.
+  /// Receives the gradients by a stage's output, runs its backward, and sends the gradients by its input.
   void backward(const Action& action) {
     Kept& here = kept(action);
     std::vector<Ref<Node>> roots;
@@ -22562,7 +22557,7 @@ class Pass {
     }
     here.later.weights = &gradients_->leaves();
     {
-      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
+      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for recomputation by checkpoints
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
       trace::Span span(trace::Lane::backward, "backward", "backward");
       describe(span, "backward", action.micro_batch);
@@ -22581,7 +22576,7 @@ class Pass {
     here.inputs.clear();
   }
 
-  /// What `backward` has put off.
+  /// Runs the work that `backward` deferred.
   void weight(const Action& action) {
     const NoGrad no_grad;
     trace::Span span(trace::Lane::backward, "backward", "weight");
@@ -22598,14 +22593,14 @@ class Pass {
   Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
   Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
 
-  /// On the last rank: the gradient by what the model returned for the whole batch.
+  /// On the last rank: sets the gradient by the model's output for the whole batch.
   void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
 
  private:
   using Direction = typename Wires<D>::Direction;
   using Stashes = nn::detail::Stashes<D>;
   struct Kept {
-    std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
+    std::vector<typename Stashes::Entry> inputs, outputs;  // activations between layers, and stashes
     detail::DeferredGradients later;
   };
 
@@ -22622,7 +22617,7 @@ class Pass {
   static Header header_of(const Action& action, int stage, std::size_t part) {
     return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
   }
-  // `header` becomes the one that has come.
+  // Sets `header` to the received one.
   template <class Room>
   void receive_input(Kept& here, Header& header, const Room& room) {
     auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
@@ -22650,7 +22645,7 @@ class Pass {
     return all;
   }
 
-  // A micro-batch's samples of each tensor in an input; what belongs to no sample goes to each as it is.
+  // A micro-batch's samples of each tensor in an input; tensors without samples are passed whole.
   struct Rows : chorus::detail::TensorFunction {
     const Pass& pass;
     int micro_batch;
@@ -22669,8 +22664,8 @@ class Pass {
     return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
   }
 
-  // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
-  // the number of random operations in the stages before.
+  // The model's layers draw the same numbers as on one device: by the samples' places in the whole batch, and by the
+  // number of random operations in earlier stages.
   std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
     RandomContext random = facts_.random;
     random.next_operation = header.next_operation;
@@ -22678,7 +22673,7 @@ class Pass {
     random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
       return (of_batch ? of_batch() : 0) + first;
     };
-    random.devices = 2;  // what has other rows than samples is the same for all micro-batches
+    random.devices = 2;  // rows other than samples are the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);
     trace::Span span(trace::Lane::forward, "forward", "forward");
@@ -22699,7 +22694,7 @@ class Pass {
     return {};
   }
 
-  // Of a model that returns its loss: the loss's part in the batch's is where backward begins.
+  // For a model that returns its loss: computes the weight with which backward begins.
   void weigh(int micro_batch, const Result& loss) {
     const auto node = node_of(loss);
     loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
@@ -22709,7 +22704,7 @@ class Pass {
     if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
   }
 
-  // Where backward begins; null where nothing wants a gradient.
+  // The node at which backward begins; null if nothing wants a gradient.
   Ref<Node> result_root(int micro_batch) {
     const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
     if constexpr (AnyVariable<Result>) {
@@ -22720,7 +22715,7 @@ class Pass {
       return {};
     }
   }
-  // The result may have several rows of each sample.
+  // The result may have several rows per sample.
   auto rows_of_result(int micro_batch) const {
     const Index samples = facts_.split.batch;
     const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;
@@ -22747,7 +22742,7 @@ class Pass {
 // <chorus/parallel/pipeline/pass_node.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
-/// What stands on the tape for a pass through a pipeline.
+/// The tape's node for a pass through a pipeline.
 
 namespace chorus::pipeline {
 
@@ -22756,7 +22751,7 @@ class PassNode final : public GradNode<T, Rank, D> {
  public:
   using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
 
-  /// `back` sends the gradient by the pass's result to `leaves`, or to some of them.
+  /// `back` computes the gradients of `leaves`, or of some of them, from the gradient by the pass's result.
   PassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, Back back)
       : GradNode<T, Rank, D>("Pipeline", value.shape(), value.device()),
         leaves_(std::move(leaves)),
@@ -22790,29 +22785,30 @@ class PassNode final : public GradNode<T, Rank, D> {
 // <chorus/parallel/pipeline/stages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
-/// What a rank of a pipeline holds: its stages' parameters, the wires to its neighbours, and what all ranks agree on.
+/// The state of a pipeline's rank: its stages' parameters, the links to its neighbours, and shared settings.
 
 // <chorus/parallel/pipeline/cut.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CUT_HPP
-/// Where a pipeline cuts its model.
+/// How a pipeline cuts its model.
 
 #include <variant>
 
 namespace chorus {
 
-/// Stages with nearly equal bytes of parameters.
+/// Cuts into stages with nearly equal bytes of parameters.
 struct EqualBytes {};
 
-/// Before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3, 7}`.
+/// Cuts before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3,
+/// 7}`.
 struct At {
   std::vector<int> layers;
   At(std::initializer_list<int> before) : layers(before) {}
   explicit At(std::vector<int> before) : layers(std::move(before)) {}
 };
 
-/// Stages that take nearly equally long, by what each layer takes: `ByTime{layer_times(model, x)}`, see
-/// pipeline/layer_times.hpp. Rank 0's numbers count.
+/// Cuts into stages with nearly equal times, from each layer's seconds: `ByTime{layer_times(model, x)}`, see
+/// pipeline/layer_times.hpp. Rank 0's times are used.
 struct ByTime {
   std::vector<double> seconds;
 };
@@ -22821,11 +22817,10 @@ using PipelineCut = std::variant<EqualBytes, At, ByTime>;
 
 namespace pipeline {
 
-/// Cuts `costs` into `stages` runs, none of them empty, whose largest sum is as small as it can be. Returns where each
-/// begins, and the end.
+/// Cuts `costs` into `stages` nonempty runs whose largest sum is minimal. Returns the beginning of each, and the end.
 [[gnu::cold]] inline std::vector<std::size_t> balanced(std::span<const double> costs, std::size_t stages) {
   const std::size_t n = costs.size();
-  // worst[s][i]: the smallest largest sum of the first i costs in s runs; begin[s][i]: where the last one begins.
+  // worst[s][i]: the minimal largest sum of the first i costs in s runs; begin[s][i]: the last run's beginning.
   std::vector<std::vector<double>> worst(stages + 1,
                                          std::vector<double>(n + 1, std::numeric_limits<double>::infinity()));
   std::vector<std::vector<std::size_t>> begin(stages + 1, std::vector<std::size_t>(n + 1));
@@ -22845,7 +22840,7 @@ namespace pipeline {
   return out;
 }
 
-/// Where each of the stages begins, and the end. `bytes`: of each layer's parameters. Throws UsageError for a cut that
+/// The beginning of each stage, and the end. `bytes`: of each layer's parameters. Throws UsageError for a cut that
 /// doesn't fit the model.
 [[gnu::cold]] inline std::vector<std::size_t> stage_begins(const PipelineCut& cut, std::span<const double> bytes,
                                                            std::size_t stages) {
@@ -22879,12 +22874,12 @@ namespace pipeline {
 // <chorus/parallel/pipeline/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_ELSEWHERE_HPP
-/// Parameters and buffers of other stages: their memory is given back, and who reads them is told.
+/// Parameters and buffers of other stages: frees their memory; reading them is an error.
 
 namespace chorus::pipeline {
 
-/// Addresses at which every bit is 1, which is a NaN to floating-point numbers, all within one small piece of memory.
-/// For tensors that a program has kept of numbers that are no longer here: a pointer can't throw.
+/// Memory with all bits 1, NaNs as floating-point numbers, backed by one small piece that is mapped repeatedly. For
+/// tensors that a program has kept of parameters that are not here any more: a pointer can't throw.
 [[gnu::cold]] inline std::shared_ptr<void> only_nans(std::size_t bytes) {
   constexpr std::size_t granule = 64 << 10, most_pieces = 1024;
   const std::size_t piece = std::max(granule, (bytes / most_pieces / granule + 1) * granule);
@@ -22896,7 +22891,7 @@ namespace chorus::pipeline {
     ~Close() { close(file); }
   } const at_end{file};
   const std::vector<unsigned char> ones(piece, 0xFF);
-  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f counts for it, too
+  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f applies to it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
                "Pipeline: no memory for the parameters of other stages");
@@ -22908,7 +22903,7 @@ namespace chorus::pipeline {
   return memory;
 }
 
-/// Gives the memory of numbers back. Handles throw UsageError with `why` from now on; tensors of them hold NaNs.
+/// Frees the memory of parameters and buffers. Handles then throw UsageError with `why`; tensors hold NaNs.
 template <Device D>
 void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::vector<std::string>& why) {
   std::size_t largest = 0;
@@ -22925,7 +22920,7 @@ void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::
   }
 }
 
-/// Gives numbers that were sent away memory again; what is in it is not said.
+/// Allocates memory for numbers that were sent away; its contents are unspecified.
 template <Device D>
 void fetch_back(const detail::AtHome<D>& numbers, D device) {
   const MemoryScope scope(trace::Memory::parameters);
@@ -22940,7 +22935,7 @@ void fetch_back(const detail::AtHome<D>& numbers, D device) {
 namespace chorus {
 
 struct PipelineOptions {
-  /// Into how many a batch is cut; one with fewer samples, into one of each sample. Sizes differ by at most one.
+  /// The number of micro-batches per batch, at most one per sample. Their sizes differ by at most one.
   int micro_batches = 8;
   /// Where the model is cut: EqualBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
   PipelineCut cut = EqualBytes{};
@@ -22957,7 +22952,7 @@ class Stages {
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
 
-  /// All ranks begin with rank 0's numbers. A collective.
+  /// All ranks take rank 0's parameters. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
     if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
@@ -22971,19 +22966,19 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
 
   Model& model() { return model_; }
-  /// This rank's layers, by the names that they have in the model. What another one's layer has, too, has its name.
+  /// This rank's layers, under their names in the model. A parameter that another stage shares has that stage's name.
   void visit(nn::Visitor& visitor) {
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
   }
-  /// `own`, this rank's parameters, and those of other stages, of which it has no number: programs that choose some of
-  /// the model's by name or shape go as on one device.
+  /// `own`, this rank's parameters, and those of other stages, which are empty here: programs that choose parameters by
+  /// name or shape work as on one device.
   std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
     own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
     return own;
   }
-  /// Has `ranks` decide together what is decided by the model's parameters, wherever they are; of those that several
-  /// stages have, those of one count.
+  /// Makes `ranks` decide together about the model's parameters, wherever these are; a parameter that several stages
+  /// share counts once.
   template <class Ranks>
   void decide_together(Ranks& ranks, const std::weak_ptr<void>& net) {
     const auto counts = [this](const auto& named) { return this->counts(named); };
@@ -22993,8 +22988,8 @@ class Stages {
   const PipelineOptions& options() const { return options_; }
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
 
-  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
-  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  /// Calls `f(model)` on every rank with all parameters and buffers present, in memory for the whole model, such as for
+  /// `io::save` by rank 0. Writes of `f` persist, as in `io::load`; all ranks must write the same. All ranks call it.
   template <class F>
   void gathered(const F& f) {
     or_all_end([&] {
@@ -23014,7 +23009,7 @@ class Stages {
       } catch (...) {
         try {
           send_away<D>(foreign, why);
-        } catch (const std::exception&) {  // as for want of memory: what `f` threw comes first
+        } catch (const std::exception&) {  // such as no memory: the error of `f` comes first
         }
         throw;
       }
@@ -23022,14 +23017,14 @@ class Stages {
     });
   }
 
-  /// Whether this rank has a parameter that another one's stages have, too.
+  /// Whether this rank shares a parameter with other ranks' stages.
   bool ties_stages() const { return tied_->any(); }
-  /// Whether a parameter's numbers count here, where those that several stages have are to count once.
+  /// Whether a parameter's numbers count on this rank, if those that several stages share must count once.
   bool counts(const nn::NamedParameter<D>& named) const {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
-  /// How the batch is cut. Throws ShapeError for targets of which it isn't known whether they are.
+  /// How the batch is cut. Throws ShapeError if it is unknown whether a target has samples.
   template <class First, class... Rest>
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
@@ -23063,14 +23058,14 @@ class Stages {
     using Facts = PassFacts<Model>;
     return Facts{model_, stages_, schedule, *wires_, parameters_, random, std::move(split), D{}};
   }
-  /// Of results on the tape, which may live longer.
+  /// For results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
   void flush() { wires_->flush(); }
-  /// For messages.
+  /// The current stage, for messages.
   void at_stage(int stage) { stage_now_ = stage; }
 
-  /// What a pass has given, on all ranks.
+  /// A pass's results, shared by all ranks.
   template <class Value>
   struct Shared {
     Value value;
@@ -23079,7 +23074,7 @@ class Stages {
     bool wants_grad = false, drew = false;
   };
 
-  /// The last stage's result, for all.
+  /// Sends the last stage's result to all ranks.
   template <class Pass>
   auto share_result(const Schedule& schedule, Pass& pass) {
     using Value = tensor_of<typename Pass::Result>;
@@ -23114,7 +23109,7 @@ class Stages {
     return shared;
   }
 
-  /// Runs a part of a step. Whatever is thrown ends all ranks: none waits for what does not come.
+  /// Runs a part of a step. Any exception aborts all ranks, so that none waits for messages that will not come.
   template <class Part>
   auto or_all_end(const Part& part) {
     try {
@@ -23122,7 +23117,7 @@ class Stages {
     } catch (const CommError& error) {
       abort(error.what());
       throw;
-    } catch (const std::bad_alloc&) {  // nor is there memory for a longer text
+    } catch (const std::bad_alloc&) {  // no memory for a longer text either
       abort("out of memory");
       throw;
     } catch (const std::exception& error) {
@@ -23140,7 +23135,7 @@ class Stages {
       communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
   }
 
-  // Of a loss the mean by weights, of outputs all rows.
+  // For a loss the weighted mean, for outputs all rows.
   template <class Pass>
   auto whole_result(const Schedule& schedule, Pass& pass) {
     using Value = tensor_of<typename Pass::Result>;
@@ -23180,7 +23175,7 @@ class Stages {
     communicator_.abort(why);
   }
 
-  // All begin with rank 0's numbers, from which each keeps its part.
+  // All ranks take rank 0's parameters, then keep their part.
   [[gnu::cold]] void take_first_state() {
     const auto all = [](const auto&) { return true; };
     std::string cut = cat(options_.cut.index());
@@ -23191,7 +23186,7 @@ class Stages {
     detail::take_rank_0s<D>(model_, communicator_);
   }
 
-  // The layers of each stage.
+  // Assigns layers to stages.
   [[gnu::cold]] void cut() {
     std::vector<double> bytes;
     for (const auto& layer : layers()) {
@@ -23229,7 +23224,7 @@ class Stages {
     return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
   }
 
-  // The memory of other stages is given back.
+  // Frees the memory of other stages.
   [[gnu::cold]] void keep_own(const comm::World& world) {
     const auto all = layers();
     std::unordered_map<const Node*, std::vector<int>> owners;
@@ -23304,7 +23299,7 @@ class Stages {
     const detail::AtHome<D>* numbers;
     Ref<Node> kept;
     int owner;
-    std::string why;  // it is not here; empty where it is
+    std::string why;  // it is not here; empty if it is
   };
 
   Model model_;
@@ -23314,10 +23309,10 @@ class Stages {
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
   std::optional<SomeLayers<Model>> own_;
-  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
-  std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
+  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // aliases in own_
+  std::vector<nn::NamedParameter<D>> parameters_;                      // this rank's
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
-  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // what this rank has of these
+  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // their empty stand-ins
   std::vector<Numbers> numbers_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
@@ -23335,9 +23330,8 @@ class Stages {
 
 namespace chorus::pipeline {
 
-/// A model type, for policies: what they see of it is this rank's stages, and a call is a pass of the whole batch
-/// through all of them. Policies of several processes share out batches between groups of ranks that have a pipeline
-/// each.
+/// A model type for policies: they see this rank's stages, and a call is a pass of the whole batch through all stages.
+/// Policies of several processes can divide batches between groups of ranks with a pipeline each.
 template <class Model, class Order, class Communicator = comm::AnyCommunicator>
 class StagedModel : public nn::Module {
  public:
@@ -23345,7 +23339,7 @@ class StagedModel : public nn::Module {
   using device_type = typename Stages::D;
   using D = device_type;
 
-  /// Takes rank 0's numbers: see Pipeline. Communicator and world must outlive this.
+  /// Takes rank 0's parameters: see Pipeline. Communicator and world must outlive this.
   StagedModel(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : stages_(std::make_shared<Stages>(std::move(model), communicator, world, options)) {}
 
@@ -23356,13 +23350,13 @@ class StagedModel : public nn::Module {
   }
   std::string describe() const override { return stages_->model().describe(); }
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it, within a policy's pass.
+  /// Returns the loss, or the output, of the whole batch, the same on all ranks. All ranks call it, in a policy's pass.
   template <class X, class... Targets>
   auto forward(const X& x, const Targets&... targets) const {
     if constexpr (requires { Model::pipeline_names; })
       return pass(x, targets...);
     else
-      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+      return Variable<float, 0, D>();  // so that the missing CHORUS_PIPELINE is the only error
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
@@ -23378,17 +23372,17 @@ class StagedModel : public nn::Module {
     using Pass = pipeline::Pass<Model, Inputs...>;
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
-    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
+    // 1. The batch is cut into micro-batches; the schedule's table lists the actions of each rank.
     const auto split = stages_->split(inputs...);
     const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
       const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
-      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
+      // 2. If the model returns its loss, backward runs within the schedule; otherwise it waits for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
       for (const Action& action : stages_->own_actions(schedule))
         if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
       if (goes_back) batch->gradients().sum_tied(stages_->tied());
-      // 3. All ranks have what the last stage has.
+      // 3. All ranks get the last stage's result.
       auto shared = stages_->share_result(schedule, *batch);
       random->drew = random->drew || shared.drew;
       return on_tape(schedule, batch, std::move(shared));
@@ -23428,7 +23422,7 @@ class StagedModel : public nn::Module {
     }
   }
 
-  // 4. What the user's backward pass does when it comes to the net's result.
+  // 4. The user's backward pass, when it reaches the net's result.
   template <class Pass>
   auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch,
                 [[maybe_unused]] double correction) const {
@@ -23467,9 +23461,9 @@ namespace chorus {
 
 /// Options of Mesh.
 struct MeshOptions {
-  mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
+  mesh::Sizes sizes = {};          ///< for axes that are mesh::dynamic
   int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
-  PipelineCut cut = EqualBytes{};  ///< likewise
+  PipelineCut cut = EqualBytes{};  ///< of a pipeline
   bool broadcast_buffers = true;   ///< along the batch: see DistributedDataParallelOptions
   bool find_unused_parameters = false;
   int check_every = 100;  ///< see TensorParallelOptions
@@ -23477,7 +23471,7 @@ struct MeshOptions {
 
 namespace mesh {
 
-/// What a rank has of a model: all of it, or its stages.
+/// A rank's part of a model: all of it, or its stages.
 template <class Model, class Axes, bool = Axes::pipes>
 struct PartOf {
   using type = Model;
@@ -23492,7 +23486,7 @@ struct PartOf<Model, Axes, true> {
   }
 };
 
-/// What averages gradients on a mesh without shards.
+/// Averages gradients on a mesh without shards.
 template <class Part>
 struct DataPolicy : DistributedDataParallel<Part> {
   DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
@@ -23502,7 +23496,7 @@ struct DataPolicy : DistributedDataParallel<Part> {
             seed) {}
 };
 
-/// What shards and averages on a mesh with shards.
+/// Shards parameters and averages gradients on a mesh with shards.
 template <class Part, class Units>
 struct ShardPolicy
     : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {
@@ -23526,15 +23520,15 @@ using BatchPolicy = std::conditional_t<Axes::shards,
 // <chorus/parallel/tensor/replicas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_REPLICAS_HPP
-/// What all ranks of TensorParallel have whole gets the same gradients on all of them, to the bit: checked, now and
-/// then, in what backward leaves.
+/// Checks that parameters that all ranks of TensorParallel have whole get bit-identical gradients on all ranks, every
+/// few backward passes.
 
 namespace chorus::detail {
 
 template <Device D, class Communicator>
 class ReplicaCheck {
  public:
-  /// Each `every` backward passes; 0: never.
+  /// Checks in every `every`-th backward pass; 0: never.
   ReplicaCheck(const nn::FlatParameters<D>& flat, Communicator& communicator, const std::weak_ptr<void>& alive,
                int every)
       : flat_(flat), communicator_(communicator), every_(every) {
@@ -23552,7 +23546,7 @@ class ReplicaCheck {
   ReplicaCheck(const ReplicaCheck&) = delete;
   ReplicaCheck& operator=(const ReplicaCheck&) = delete;
 
-  /// Throws UsageError, on every rank, where gradients differ. A collective.
+  /// Throws UsageError, on every rank, if gradients differ. A collective.
   [[gnu::cold]] void check_now() {
     std::vector<std::uint64_t> own;
     std::uint64_t all = 0;
@@ -23604,19 +23598,18 @@ class ReplicaCheck {
 
 namespace chorus {
 
-/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
-/// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
-/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are
-/// groups that have the same shards (hybrid sharding).
+/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
+/// layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order; the product of their sizes is the number of ranks.
+/// One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
+/// with the same shards (hybrid sharding).
 ///
-/// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
-/// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
-/// DistributedDataParallel among the ranks that have the same of the model. Ranks that differ in their place on Data
-/// or Shard alone have shares of a batch (`sampler`); the others the same one. What each of these policies says of
-/// losses, dropout, numbers and files holds.
+/// The model is cut along the axes from the inside out: a rank takes its parts of layers (TensorParallel), of these its
+/// stages (Pipeline), and with Shard a part of each remaining parameter (FullyShardedDataParallel). Ranks with the same
+/// part of the model form a DistributedDataParallel. Ranks that differ in Data or Shard have different shares of a
+/// batch (`sampler`); others have the same. The rules of these policies for losses, dropout, numbers and files apply.
 ///
-/// From 3 shares of a batch on, ranks that have the same numbers must lay them out alike, or averages would be rounded
-/// in different orders: refused where Tensor does not divide the layers evenly, or stages share a parameter.
+/// With 3 or more shares of a batch, ranks with the same parameters must lay them out alike, or averages would be
+/// rounded in different orders. So layers that Tensor divides unevenly, and parameters that stages share, are refused.
 template <class Model, class... Axes>
 class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
@@ -23637,8 +23630,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   template <class Other>
   using rebind = Mesh<Other, Axes...>;
 
-  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
-  /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
+  /// Takes rank 0's parameters. Throws UsageError, on every rank, if the number of ranks is not that of the axes, and
+  /// the errors of the axes' policies. `all` and `world`, from which it was connected, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
       : WithGroups(all, world, All::sizes(all.size(), options.sizes), All::tensor::sequence::splits_sequences),
@@ -23665,12 +23658,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     run.check_options();
   }
 
-  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own part; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit Mesh(const Deferred<Model, Arguments...>& model, More&&... more)
       : Mesh(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
+  /// Returns the model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
@@ -23678,15 +23671,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     return Base::operator()(inputs...);
   }
 
-  /// Of all ranks; `devices()` are as many.
+  /// The communicator of all ranks; `devices()` is their number.
   Communicator& communicator() const { return groups.all(); }
   int devices() const { return groups.all().size(); }
-  /// How many ranks each axis has: pipe, data, shard, tensor; and this rank's place on each.
+  /// The number of ranks on each axis (pipe, data, shard, tensor), and this rank's coordinate on each.
   const std::array<int, 4>& sizes() const { return groups.sizes(); }
   const std::array<int, 4>& place() const { return groups.place(); }
-  /// How many shares a batch has.
+  /// The number of shares of a batch.
   int shares() const { return groups.batch.size(); }
-  /// The whole model, of which this rank can read its part.
+  /// The whole model, of which this rank may read its own part only.
   Model& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();
@@ -23694,14 +23687,14 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
-  /// All of the model, of which this rank has parts, or nothing: see Pipeline and FullyShardedDataParallel.
+  /// All parameters of the model; this rank may have parts of them or nothing: see Pipeline, FullyShardedDataParallel.
   std::vector<nn::NamedParameter<D>> parameters() const {
     if constexpr (All::pipes)
       return this->model_.stages().with_elsewhere(Base::parameters());
     else
       return Base::parameters();
   }
-  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  /// See Policy::gathered. Needs memory for the whole model.
   template <class F>
   void gathered(const F& f) {
     this->meet();
@@ -23715,11 +23708,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     Base::let_ranks_differ();
     if (program_of_all_) program_of_all_->let_ranks_differ();
   }
-  /// Makes a number the largest one of all ranks.
+  /// Replaces a number by the maximum over all ranks.
   void make_largest(std::int32_t* number) {
     groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool shared) const {
     const auto [p, d, s, t] = groups.place();
     return d == 0 && (sharded || s == 0) && (shared || t == 0);
@@ -23733,7 +23726,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     if constexpr (!All::shards) detail::keep_promises();
     return part;
   }
-  // The inner policy compares those that have shares of a batch, and this what optimizers did on all.
+  // The inner policy compares ranks with shares of a batch; this compares the optimizers' steps of all ranks.
   void compare_programs() {
     program_of_all_->ledger()->batch = this->program_.ledger()->batch;
     if (this->training()) ++program_of_all_->ledger()->passes;
@@ -23765,7 +23758,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return counts(named) && writes_part(named.parameter->is_part(), named.parameter->part() != nullptr);
     });
   }
-  // Sums of two terms are the same in any order, those of more are not.
+  // A sum of two terms does not depend on the order; sums of more do.
   [[gnu::cold]] void check_same_order() {
     if (groups.batch.size() < 3) return;
     std::string sizes;
@@ -23788,7 +23781,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   bool met_ = true;
 };
 
-/// For checkpoints: the order of parameters, on which rounding depends.
+/// For checkpoints: the order of parameters, which affects rounding.
 template <class Model, class... Axes>
 requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes...>> {
   using Net = Mesh<Model, Axes...>;
@@ -23810,32 +23803,31 @@ requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes..
 // <chorus/parallel/parameter_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
-/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+/// ParameterServer: rank 0 owns the parameters; the others push gradients to it and pull parameters from it.
 
 namespace chorus {
 
 /// Options of ParameterServer.
 struct ParameterServerOptions {
-  /// The axis of the inputs along which their samples lie.
+  /// The axis of the inputs that holds their samples.
   int dim = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
-/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
-/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
-/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
-/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
-/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
-/// `GradScaler scaler{net}`.
+/// server", OSDI 2014). At the end of backward every worker sends its gradients and drops them, so that its optimizer's
+/// step changes nothing. The server, rank 0, also works on a share of the batch; it adds up the gradients and steps. At
+/// the start of the next forward pass in training, of the model or one of its layers, every worker fetches the new
+/// parameters. All ranks make that pass, with or without gradients; within `join`, passes without gradients don't
+/// fetch. Training loop and steps equal those of other policies: gradients are means over the samples of the batch.
+/// Construct `GradScaler scaler{net}`, which asks all ranks, as workers have no gradients to check.
 ///
-/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
-/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
-/// Optimizer state exists on the server alone.
+/// Per step the server sends and receives n - 1 times the model's bytes, a worker once. In DistributedDataParallel's
+/// ring every rank sends 2 (n - 1) / n times: the same total, but no link is a bottleneck. Only the server has
+/// optimizer state.
 ///
 /// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
-/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
-/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
+/// without gradients with old parameters throws UsageError if the whole model is in evaluation. A worker's
+/// ParameterAverage that is updated after each step lags by one step: use and save the server's.
 template <class Model, class Communicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -23848,7 +23840,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   template <class Other>
   using rebind = ParameterServer<Other, Communicator>;
 
-  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
+  /// Compares the models of all ranks. Throws UsageError, on every rank, if they or the options differ. The
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
@@ -23869,13 +23861,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
-  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
+  /// If a rank throws during backward, it aborts the group, so that peers fail at once instead of waiting.
   ~ParameterServer() {
     if (in_backward_) this->give_up();
   }
 
-  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
-  /// no_sync: another one throws UsageError.
+  /// Returns the model's output for this rank's share of the batch. At most one backward pass may follow each, except
+  /// under no_sync: another one throws UsageError.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
@@ -23885,7 +23877,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass(pass, this->joining_);  // those that have ended have to know
+      this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
       if (stepped_) pull();
       return this->run_recorded(model);
     }
@@ -23898,13 +23890,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return this->run_aside(pass, model);
   }
 
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
-  /// pass counts by its own global batch.
+  /// While it lives, backward accumulates locally; the first backward after it pushes the sum. Each pass is weighted by
+  /// its own global batch.
   [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
 
-  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
-  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
-  /// the server's.
+  /// Runs `body`, a loop over batches whose number may differ between ranks: see chorus::join. The server calls
+  /// `options.step` if it runs out of batches before other ranks; without it, that throws UsageError. Buffers are the
+  /// server's.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
@@ -23958,7 +23950,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
   }
 
-  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
+  // Rescales earlier gradients (on the server or under no_sync) so that `push`'s weight leaves them unchanged.
   void backward_is_weighed() override {
     earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
   }
@@ -23986,8 +23978,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     });
   }
 
-  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
-  // last push, as it would on a server that has run out of batches.
+  // A rank's flags of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the last
+  // push, as the loop would have on a server that has run out of batches.
   static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
 
   std::vector<std::uint8_t> own_marks(bool ended) const {
@@ -24000,7 +23992,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     }
     return marks;
   }
-  // The marks of all workers together, on the server.
+  // On the server: the union of all workers' flags.
   std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
     std::vector<std::uint8_t> all(own.size()), marks(own.size());
     if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
@@ -24011,7 +24003,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return all;
   }
 
-  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
+  // Sends gradients, weighted by samples, to the server. `ended`: this rank has run out of batches.
   void push(bool ended = false) {
     const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
@@ -24020,7 +24012,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     const auto workers = workers_marks(own);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
-      // An earlier step has used what is left of a push.
+      // A step has already used the rest of an earlier push.
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
@@ -24059,7 +24051,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
-  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
+  bool pushed_ = false;                          // the last pass's gradients have been sent
   bool stepped_ = false;                         // the server's parameters may have changed since the last pull
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };
@@ -24070,13 +24062,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
 // <chorus/parallel/pipeline.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_HPP
-/// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
-/// other, so that all ranks compute at the same time.
+/// Pipeline: each rank holds a part of the model, a stage. Micro-batches pass the stages one after the other, so that
+/// all ranks compute at the same time.
 
 // <chorus/parallel/whole_batch_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_WHOLE_BATCH_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_WHOLE_BATCH_POLICY_HPP
-/// What the policies share whose ranks all have the whole batch, and parts of the model.
+/// Common base of policies whose ranks all have the whole batch and parts of the model.
 
 namespace chorus {
 
@@ -24094,21 +24086,21 @@ class WholeBatchPolicy : public Policy<Model> {
         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding, .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
-  /// Among how many groups of ranks a batch is shared out.
+  /// The number of groups of ranks among which a batch is divided.
   int shares() const { return 1; }
   Communicator& communicator() const { return communicator_; }
 
-  /// For loops that add up the gradients of several batches: they are the whole batches' always.
+  /// For loops that accumulate gradients of several batches: gradients are always the whole batches'.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// All ranks have the same batches.
+  /// All ranks have the same batches, so this only runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
-  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
+  /// `value` is the mean over the whole batch on every rank, and a rank's sums are complete.
   double mean(double value, Index) const { return value; }
   void sum(std::span<double>) const {}
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
   /// All ranks call it.
   void eval() {
@@ -24119,27 +24111,27 @@ class WholeBatchPolicy : public Policy<Model> {
     if (!training) return eval();
     Policy<Model>::train();
   }
-  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
-  /// ranks call it.
+  /// The program intends ranks to step with, write or skip different things: passes stop comparing ranks. All ranks
+  /// call it.
   void let_ranks_differ() { program_.let_ranks_differ(); }
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
-  /// Rank 0's seed is all ranks'.
+  /// All ranks take rank 0's seed.
   WholeBatchPolicy(std::string_view title, Model model, Communicator& communicator, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed), communicator_(communicator), program_(title, communicator) {
     communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
-  /// A forward pass begins: where it records gradients, ranks compare what they have done since the last one.
+  /// A forward pass begins: if it records gradients, ranks compare their calls since the last comparison.
   void compare_programs() {
     if (!grad_enabled()) return;
     if (this->model_.training()) ++program_.ledger()->passes;
     program_.compare_now(false);
     met_ = false;
   }
-  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  /// All ranks meet at the same point of their programs; otherwise all throw UsageError.
   void meet() {
     if (!std::exchange(met_, true)) program_.compare_now(true);
   }
@@ -24156,19 +24148,18 @@ class WholeBatchPolicy : public Policy<Model> {
 
 namespace chorus {
 
-/// The whole batch is on every rank: samplers are the same, and the first stage takes its inputs, the last one its
-/// targets. `Order` says in which order micro-batches go: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1,
-/// or a type of your own whose `of(p, m)` gives a Schedule.
+/// Every rank gets the whole batch from the same sampler; the first stage reads its inputs, the last one its targets.
+/// `Order` gives the schedule: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1, or a type of your own whose
+/// `of(p, m)` returns a Schedule.
 ///
-/// A model that returns its loss, `net(x, y)`, goes through the whole schedule in that call, gradients included, and
-/// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
-/// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
-/// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
-/// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
-/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages
-/// a rank has no number, and optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
-/// gets a UsageError.
+/// If the model returns its loss, `net(x, y)` runs the whole schedule, gradients included, and `loss.backward()` adds
+/// these, times its seed, to the parameters' gradients. If it returns its output, `net(x)` runs all forwards, and
+/// backward of the loss runs all backwards: the loop of other policies, with GPipe's memory. In both cases all ranks
+/// have the loss or output, and parameters are those of one device, up to rounding, dropout included. A loss may
+/// consist of means over samples or counted tokens and of sums over the batch; if micro-batches divide several terms in
+/// different ways, a mean over tokens needs `mean_over`. BatchNorm uses each micro-batch's statistics, so it differs;
+/// SyncBatchNorm is refused. `parameters()` are the whole model's: optimizers, groups and averages treat those of other
+/// stages as empty. Reading them in `module()` throws UsageError.
 template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
@@ -24179,19 +24170,19 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
-  /// The same policy around another model, which is a chain, too, for programs with several: `ch::Rebind<Net, Other>`.
+  /// The same policy around another chain model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = Pipeline<Other, Order, Communicator>;
 
-  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
-  /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
+  /// Takes rank 0's parameters. Throws UsageError, on every rank, if the ranks' models or options differ or the cut
+  /// doesn't fit. The communicator was connected from `world` and must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator,
              seed),
         handles_(this->model_) {
     stages().decide_together(communicator, this->alive());
-    // Of the whole model, so that all ranks count what is written to any stage.
+    // Of the whole model, so that all ranks count writes to any stage.
     this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
                           {.zero_grad = false, .all_parameters = false});
     for (const auto& named : parameters()) named.parameter->set_ledger(this->program_.ledger());
@@ -24205,14 +24196,14 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     run.check_options();
   }
 
-  /// The same for a model that is made here, of which each rank draws its stages alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own stages; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
       : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it. `x` and the targets that
-  /// have as many samples are cut into micro-batches, also within tuples and structs with `fields()`; each micro-batch
-  /// has all of what is `whole(y)` or of another size. See DataParallel for what is in doubt.
+  /// Returns the loss, or the output, of the whole batch, the same on all ranks. All ranks call it. `x`, and targets
+  /// with as many samples, are cut into micro-batches, also within tuples and structs with `fields()`. Each micro-batch
+  /// gets all of `whole(y)` and of a tensor with another size. See DataParallel for ambiguous sizes.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
     handles_.check_kept(this->model_);
@@ -24225,18 +24216,18 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   }
 
   const PipelineOptions& options() const { return stages().options(); }
-  /// The whole model, of which this rank can read its stages' numbers.
+  /// The whole model, of which this rank may read its own stages' numbers only.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
-  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  /// The number of each stage's first layer, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
 
-  /// This rank's parameters first, as they lie in memory.
+  /// This rank's parameters come first, in memory order.
   std::vector<nn::NamedParameter<D>> parameters() const { return stages().with_elsewhere(Base::parameters()); }
 
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
-  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  /// See Policy::gathered. Needs memory for the whole model.
   template <class F>
   void gathered(const F& f) {
     this->meet();
@@ -24255,13 +24246,13 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
 // <chorus/parallel/pipeline/layer_times.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYER_TIMES_HPP
-/// How long each layer of a model takes, to cut it by: ByTime{layer_times(model, x)}.
+/// The time of each layer of a model, for a cut: ByTime{layer_times(model, x)}.
 
 namespace chorus {
 
-/// Seconds that each layer of CHORUS_PIPELINE takes to go forward, the second time; backward takes about twice as long
-/// in all of them. `x` and `targets`: what the model will be called with. Draws the random numbers that it needs
-/// outside of any policy.
+/// Seconds that each layer of CHORUS_PIPELINE takes for its second forward; backward takes about twice as long in all
+/// of them. `x` and `targets`: the arguments of the model's later calls. Draws the model's random numbers as outside of
+/// any policy.
 template <class Model, class X, class... Targets>
 [[gnu::cold]] std::vector<double> layer_times(Model& model, const X& x, const Targets&... targets) {
   using Chain = pipeline::Chain<Model, X, Targets...>;
@@ -24288,13 +24279,13 @@ template <class Model, class X, class... Targets>
 // <chorus/parallel/scores.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SCORES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SCORES_HPP
-/// How good a model is, as numbers that are right over ranks: each rank counts its share, and `sum(net)` adds the
-/// counts of all ranks up. Take loaders without `padding` in the sampler, which counts samples twice.
+/// Metrics that are correct over all ranks: each rank counts its share, and `sum(net)` adds the counts of all ranks.
+/// Use samplers without `padding`, which counts samples twice.
 
 namespace chorus::scores {
 
-/// Counts of (label, guess), and what follows from them. All of it under classes that have neither labels nor guesses
-/// is 0 (scikit-learn's zero_division = 0).
+/// Counts of (label, guess) and the metrics derived from them. Metrics of classes without labels and guesses are 0
+/// (scikit-learn's zero_division = 0).
 class ConfusionMatrix {
  public:
   /// Throws UsageError for less than one class.
@@ -24303,13 +24294,13 @@ class ConfusionMatrix {
     counts_.resize(static_cast<std::size_t>(classes * classes));
   }
 
-  /// `guesses`: class numbers, [samples]. Throws ShapeError where the sizes differ, UsageError for another class.
+  /// `guesses`: class numbers, [samples]. Throws ShapeError if the sizes differ, UsageError for an unknown class.
   void add(const Tensor<std::int64_t, 1>& guesses, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(guesses.shape() == labels.shape(), "ConfusionMatrix: expected guesses of shape ", labels.shape(),
                       ", as the labels, got ", guesses.shape());
     for (Index i = 0; i < labels.numel(); ++i) ++counts_[place(known(labels(i)), known(guesses(i)))];
   }
-  /// `logits`: [samples, classes], of which the largest is the guess, the first of equal ones.
+  /// `logits`: [samples, classes]; the largest is the guess, the first of equal ones.
   template <class T>
   void add(const Tensor<T, 2>& logits, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(logits.shape() == Shape<2>{labels.numel(), classes_},
@@ -24323,14 +24314,14 @@ class ConfusionMatrix {
     }
     add(guesses, labels);
   }
-  /// Adds the counts of all ranks up, once; `net`: a policy. All ranks call it.
+  /// Adds up the counts of all ranks; call it once. `net`: a policy. All ranks call it.
   template <class Net>
   void sum(Net& net) {
     net.sum(std::span<double>(counts_));
   }
 
   Index classes() const { return classes_; }
-  /// Samples of that label that were taken for `guess`.
+  /// The number of samples with that label and that guess.
   double count(Index label, Index guess) const { return counts_[place(known(label), known(guess))]; }
   double samples() const {
     double all = 0;
@@ -24342,7 +24333,7 @@ class ConfusionMatrix {
     for (Index c = 0; c < classes_; ++c) right += count(c, c);
     return ratio(right, samples());
   }
-  /// Of the guesses at a class, those that are right; of its samples, those that are found; 2 p r / (p + r).
+  /// p: the fraction of a class's guesses that are right; r: of its samples that are found; F1: 2 p r / (p + r).
   double precision(Index c) const { return ratio(count(c, c), guessed(c)); }
   double recall(Index c) const { return ratio(count(c, c), labelled(c)); }
   double f1(Index c) const { return ratio(2 * count(c, c), guessed(c) + labelled(c)); }
@@ -24352,7 +24343,7 @@ class ConfusionMatrix {
     for (Index c = 0; c < classes_; ++c) all += f1(c);
     return all / static_cast<double>(classes_);
   }
-  /// F1 of the counts of all classes together: where each sample has one label and one guess, the accuracy.
+  /// F1 of the summed counts of all classes: with one label and one guess per sample, the accuracy.
   double f1_micro() const { return accuracy(); }
 
  private:
@@ -24377,14 +24368,14 @@ class ConfusionMatrix {
   std::vector<double> counts_;  // [label, guess]
 };
 
-/// The area under the curve of true over false positives: how often a positive sample has a higher score than a
-/// negative one. Scores in [0, 1] are counted in bins; those of one bin are ties, which count a half.
+/// The area under the ROC curve: the probability that a positive sample has a higher score than a negative one. Scores
+/// in [0, 1] are counted in bins; scores in one bin are ties, which count one half.
 class Auc {
  public:
   explicit Auc(Index bins = Index{1} << 14) : bins_(bins), counts_(static_cast<std::size_t>(2 * bins)) {
     check<UsageError>(bins >= 2, "Auc: expected at least 2 bins, got ", bins);
   }
-  /// `scores`: [samples], `labels`: 0 or 1. Throws ShapeError where the sizes differ, UsageError for other numbers.
+  /// `scores`: [samples], `labels`: 0 or 1. Throws ShapeError if the sizes differ, UsageError for other labels.
   template <class T>
   void add(const Tensor<T, 1>& scores, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(scores.shape() == labels.shape(), "Auc: expected scores of shape ", labels.shape(),
@@ -24401,7 +24392,7 @@ class Auc {
   void sum(Net& net) {
     net.sum(std::span<double>(counts_));
   }
-  /// NaN where one of the classes has no sample.
+  /// NaN if one of the classes has no sample.
   double value() const {
     double negatives = 0, positives = 0, above = 0;
     for (std::size_t bin = 0; bin < counts_.size(); bin += 2) {
@@ -24420,7 +24411,7 @@ class Auc {
 /// exp of the mean loss over all tokens.
 class Perplexity {
  public:
-  /// `loss`: the mean cross entropy over `tokens` tokens; with none it does not count.
+  /// `loss`: the mean cross entropy over `tokens` tokens; ignored if there are none.
   void add(double loss, Index tokens) {
     if (tokens == 0) return;
     sums_[0] += loss * static_cast<double>(tokens);
@@ -24443,13 +24434,13 @@ class Perplexity {
 // <chorus/parallel/sharded_optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_OPTIMIZER_HPP
-/// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
-/// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
+/// An optimizer whose state is sharded over the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward training
+/// trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 // <chorus/parallel/sharded/parameter_shards.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SHARDED_PARAMETER_SHARDS_HPP
-/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+/// Assigns each number of the parameters to a rank that steps it, and gives this rank's to an optimizer.
 
 namespace chorus::detail {
 
@@ -24460,29 +24451,29 @@ struct ParameterShard {
   int owner;
   std::size_t begin, end;
 
-  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
+  /// Their address in a state tensor of the whole parameter, and their bytes there.
   std::uint8_t* in(const optim::StateTensor& t) const {
     return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
   }
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, cut into shards: rank r has `ddp::part_of(count, r, ranks)` of each bucket.
 template <Device D>
 class ParameterShards {
  public:
-  /// Of all ranks, in the same order on each.
+  /// The shards of all ranks, in the same order on each.
   const std::vector<ParameterShard<D>>& all() const { return shards_; }
-  /// This rank's.
+  /// This rank's shards.
   const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
 
-  /// Whether the net still has the buckets that were cut.
+  /// Whether the net's buckets are still those that were cut.
   template <class Net>
   bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
-  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
+  /// Called before `cut`: each parameter with `wanted(name)` that no bucket has held so far is cut by itself.
   template <class Net, class Wanted>
   void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
@@ -24515,7 +24506,7 @@ class ParameterShards {
             shards_.push_back({entry.named, rank, begin - from, end - from});
         }
       }
-    // Those that are frozen now keep their state where it was.
+    // Parameters that are frozen now keep their shards.
     for (const auto& shard : before)
       if (std::none_of(order_.begin(), order_.end(),
                        [&](const auto& placed) { return placed.first == shard.named.parameter; }))
@@ -24529,7 +24520,7 @@ class ParameterShards {
   }
 
  private:
-  /// The parameters of all buckets, and where each bucket ends.
+  /// The parameters of all buckets, and each bucket's end.
   using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
   template <class Net>
   static Order order_of(Net& net) {
@@ -24540,7 +24531,7 @@ class ParameterShards {
     return order;
   }
 
-  Order order_;  // when they were cut
+  Order order_;  // at the time of `cut`
   std::vector<ParameterShard<D>> shards_;
   std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
   std::vector<nn::NamedParameter<D>> mine_;
@@ -24552,23 +24543,23 @@ class ParameterShards {
 namespace chorus {
 
 namespace detail {
-/// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
+/// A DistributedDataParallel: other policies have no buckets to shard an optimizer's state by.
 template <class Net>
 concept DistributedInBuckets = requires(AccessTo<Net> access) {
   access.buckets();
 };
 }  // namespace detail
 
-/// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
-/// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
-/// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
-/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these shards alone.
+/// An optimizer of type `Opt`. Each of n ranks keeps and steps its shard of each bucket of a DistributedDataParallel
+/// net, 1/n of all parameters; then all ranks all-gather the shards. Results equal `Opt`'s. In a step each rank sends
+/// (n - 1) / n of the parameters' bytes; state takes 1/n of the memory. All ranks make the same calls. If the net's
+/// hook is ReduceScatter, gradients are averaged in these shards only.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
-/// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
-/// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
-/// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
+/// It works with a MixedPrecision model, and `scaler.step(optimizer)` of optim::GradScaler: it steps the float
+/// parameters, from which the 2-byte copies for computation are made. These stay whole on each rank, because they are
+/// saved, compared and read by layers in float; only the optimizer state is sharded.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -24579,8 +24570,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
   using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
 
  public:
-  /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
+  /// Steps all parameters of `net` as long as it lives: afterwards only its state is left, and other calls throw
+  /// UsageError. Throws UsageError if ranks have different parameters or unaveraged gradients.
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
@@ -24610,20 +24601,19 @@ class ShardedOptimizer : public optim::HasLearningRate {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   void step() { step_(nullptr); }
-  /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
-  /// `max_norm`; returns the norm before, the same on all ranks. What becomes of gradients that are not finite is the
-  /// same as under optim::clip_grad_norm, and so are the options. Throws UsageError where `max_norm` is not positive,
-  /// and in a step that is captured.
+  /// Scales the gradients to be stepped so that the Euclidean norm over all ranks is at most `max_norm`; returns the
+  /// norm before scaling, the same on all ranks. Options, and the treatment of non-finite gradients, are those of
+  /// optim::clip_grad_norm. Throws UsageError if `max_norm` is not positive, and in a captured step.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return clip_(max_norm, options.error_if_nonfinite);
   }
-  /// Forgets all gradients.
+  /// Drops all gradients.
   void zero_grad() { zero_grad_(); }
   /// See Optimizer::set_group; all ranks make the same groups.
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
     const auto all = parameters_();
-    Opt(all, options_).set_group(chosen, options);  // throws what the plain one does
+    Opt(all, options_).set_group(chosen, options);  // throws as the plain one
     Group& group = groups_.emplace_back(Group{{}, options});
     for (const auto& named : all)
       if (chosen(named)) group.names.insert(named.name);
@@ -24636,15 +24626,15 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   // For optim::GradScaler.
 
-  /// Whether this rank has averages of its own shard alone.
+  /// Whether this rank has averages of its own shard only.
   bool in_parts() const { return in_parts_; }
-  /// Calls `use(parts)` with what this rank steps, while all have their gradients.
+  /// Calls `use(parts)` with this rank's shards while all parameters have their gradients.
   void with_parts(const UseParts& use) { with_parts_(use); }
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { make_largest_(number); }
-  /// Instead of `step`, where the gradients are no good.
+  /// Called instead of `step` if the gradients are not finite.
   void skip_step() { skip_step_(); }
-  /// See Optimizer::step_unless: in a replay that is left out all gather the parameters that they have.
+  /// See Optimizer::step_unless: in a replay without a step, ranks still all-gather their present parameters.
   void step_unless(const std::int32_t* unwanted) requires(!std::is_same_v<D, Cpu>) { step_(unwanted); }
   void prepare_to_skip() requires(!std::is_same_v<D, Cpu>) {
     with_parts_([this](const auto&) {
@@ -24652,9 +24642,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
   }
 
-  // For checkpoints. For a moment each rank holds the whole state.
+  // For checkpoints. Each rank temporarily holds the whole state.
 
-  /// A plain optimizer of all parameters, without state, but with the learning rate.
+  /// A plain optimizer of all parameters, with the learning rate but without state.
   template <class Net>
   std::unique_ptr<Opt> whole(Net& net) const {
     std::vector<nn::NamedParameter<D>> all;
@@ -24663,7 +24653,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optimizer->set_lr(lr());
     return optimizer;
   }
-  /// One with the state of all ranks, on every rank; all of them call it.
+  /// A plain optimizer with the state of all ranks, on every rank; all ranks call it.
   template <class Net>
   std::unique_ptr<Opt> gathered(Net& net) {
     auto all = whole(net);
@@ -24674,11 +24664,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
     return all;
   }
-  /// Takes this rank's shard of the state that `all`, made by `whole`, has, and its learning rate.
+  /// Takes this rank's shard of the state of `all`, which `whole` made, and its learning rate.
   template <class Net>
   void adopt(Net& net, Opt& all) {
     resume_lr(all.lr());
-    // Frozen parameters have no bucket, but state, where they have been stepped.
+    // Frozen parameters are in no bucket, but have state if they have been stepped.
     std::set<std::string> stepped;
     for (const auto& tensor : all.state())
       if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
@@ -24694,7 +24684,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
-    const auto wholes = all.state(), owns = state();  // as many for each parameter, the last one its steps
+    const auto wholes = all.state(), owns = state();  // the same number per parameter, last its steps
     std::map<std::string, std::size_t> last;          // the order may have changed since `all` was made
     std::size_t each = 0;
     for (std::size_t i = 0; i < wholes.size(); ++i)
@@ -24764,7 +24754,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     return norm;
   }
 
-  /// Throws NonFiniteError, with the same text on all ranks.
+  /// Throws NonFiniteError with the same message on all ranks.
   template <class Net>
   [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
     const auto& entries = net.flat_parameters().entries();
@@ -24779,8 +24769,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
-  /// Cuts the parameters into shards, at the first step, for the first backward pass settles the buckets; and anew,
-  /// with their state, when some were frozen or thawed meanwhile.
+  /// Cuts the parameters into shards at the first step, because the first backward pass settles the buckets. Cuts
+  /// again, with their state, after parameters were frozen or unfrozen.
   template <class Net>
   void prepare(Net& net) {
     for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
@@ -24791,14 +24781,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
   template <class Net>
   void cut_shards(Net& net) {
-    own_.reset();  // it knows the old shards
+    own_.reset();  // it holds the old shards
     shards_.cut(net);
     if (shards_.mine().empty()) return;
     own_ = std::make_unique<Opt>(shards_.mine(), options_);
     for (const Group& group : groups_) make_group(group);
   }
 
-  // By name: a shard of a parameter does not have its shape.
+  // By name, because a shard does not have its parameter's shape.
   struct Group {
     std::set<std::string> names;
     optim::GroupOptions options;
@@ -24829,7 +24819,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   typename Opt::options_type options_;
-  // What knows the net's type.
+  // Functions that know the net's type.
   std::function<void(const std::int32_t*)> step_;
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
@@ -24839,7 +24829,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;
-  std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
+  std::unique_ptr<Opt> own_;  // null if there are fewer numbers than ranks
 };
 
 }  // namespace chorus
@@ -24848,30 +24838,30 @@ class ShardedOptimizer : public optim::HasLearningRate {
 // <chorus/parallel/tensor_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_PARALLEL_HPP
-/// TensorParallel: every rank has the whole batch and a part of each layer that can be shared out.
+/// TensorParallel: every rank has the whole batch and a part of each layer that can be divided.
 
 namespace chorus {
 
 /// Options of TensorParallel.
 struct TensorParallelOptions {
-  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
+  /// The axis of the inputs that holds the samples. Each sample has its own random numbers.
   int dim = 0;
-  /// Each so many backward passes, from the first on, ranks compare the bits of the gradients of what each of them has
-  /// whole, in a message of 16 bytes. 0: never.
+  /// In every `check_every`-th backward pass, beginning with the first, ranks compare the bits of the gradients of
+  /// parameters that each of them has whole, in a message of 16 bytes. 0: never.
   int check_every = 100;
 };
 
-/// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,
-/// MultiheadAttention, and with them those of transformers) hold 1 / ranks of their numbers, gradients and optimizer
-/// state on each rank; all else is computed by all ranks, to the same bits. Results, masks of dropout included, are one
-/// device's up to the rounding of sums. Every rank makes the same calls with the same batch.
+/// Divided layers (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention, and with
+/// these transformer layers) hold 1 / ranks of their parameters, gradients and optimizer state on each rank. All ranks
+/// compute the rest, with equal bits. Results, dropout masks included, are one device's up to the rounding of sums.
+/// Every rank makes the same calls with the same batch.
 ///
-/// The numbers of a parameter that is shared out become this rank's part of it in place: handles, and optimizers that
-/// have not stepped yet, go on to stand for that; a tensor of its numbers from before stays what it was.
+/// A divided parameter becomes this rank's part of it in place: handles, and optimizers that have not stepped yet, now
+/// refer to the part. Older tensors of its numbers keep the whole ones.
 ///
-/// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
-/// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
-/// all-gathers, of as many bytes together; see split_sequence.
+/// `Sequence`: with SequenceSplit, activations between the divided layers of a transformer (normalisation, dropout,
+/// residual connections) are divided along the sequence. All-reduces become reduce-scatters and all-gathers with the
+/// same total bytes; see split_sequence.
 template <class Model, class Sequence, class Communicator>
 class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using Base = WholeBatchPolicy<Model, Communicator>;
@@ -24884,31 +24874,31 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   template <class Other>
   using rebind = TensorParallel<Other, Sequence, Communicator>;
 
-  /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
-  /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
-  /// an entry for each rank. The communicator must outlive this.
+  /// Compares the models of all ranks, takes rank 0's parameters, and keeps this rank's part. Throws UsageError, on
+  /// every rank, if names, shapes, dtypes or options differ, if no layer can be divided, and if one has fewer entries
+  /// than ranks. The communicator must outlive this.
   TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
                  std::uint64_t seed = initial_seed())
       : TensorParallel(std::make_unique<Layers>(communicator, Sequence::splits_sequences), std::move(model),
                        communicator, options, seed) {}
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
   template <detail::LaunchedRun Run>
   TensorParallel(Model model, Run& run, const TensorParallelOptions& options = {})
       : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
     run.check_options();
   }
-  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own part; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit TensorParallel(const Deferred<Model, Arguments...>& model, More&&... more)
       : TensorParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
-  /// Peers don't wait for a rank that throws: the group is given up.
+  /// Aborts the group after an exception, so that peers fail at once instead of waiting.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
       this->communicator_.abort("it threw an exception in the middle of a step");
   }
 
-  /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
-  /// buffers since the policy took it.
+  /// Returns the model's output for the whole batch. Throws UsageError if a layer has got other parameters or buffers
+  /// since the policy took the model.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
@@ -24923,13 +24913,13 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return output;
   }
 
-  /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
+  /// See Policy::gathered. The model is a copy and needs memory for it.
   template <class F>
   void gathered(const F& f) {
     this->meet();
     layers_->with_whole(this->model_, f);
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 
  private:
@@ -24960,7 +24950,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
+  std::unique_ptr<detail::RankDevice<D>> device_;  // set if constructed from a run
   std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;
@@ -38360,21 +38350,21 @@ class DeviceLoader {
 // <chorus/parallel/cuda/graphed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_CUDA_GRAPHED_HPP
-/// Graphed: a training step that is recorded once as a CUDA graph, communication and optimizer included, and from then
-/// on started by one call instead of by hundreds.
+/// Graphed: records a training step once as a CUDA graph, communication and optimizer included, and then starts each
+/// step with one launch instead of hundreds.
 
 namespace chorus {
 
 /// Options of Graphed.
 struct GraphedOptions {
-  /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
+  /// Eager steps before the capture: they settle memory, plans and buckets.
   int warm_up = 3;
   /// How many losses are kept until `losses` reads them.
   int kept_losses = 1024;
 };
 
-/// Calls `step(inputs...)`, which does all of a training step and returns the loss, a number on the GPU; inputs that
-/// are tensors of the host come to it on the GPU:
+/// Calls `step(inputs...)`, which runs a whole training step and returns the loss, a scalar on the GPU. Inputs on the
+/// host are copied to the GPU first:
 ///
 ///   Graphed step(net, [&](const auto& images, const auto& labels) {
 ///     optimizer.zero_grad();
@@ -38386,13 +38376,12 @@ struct GraphedOptions {
 ///   for (auto& [images, labels] : loader) step(images, labels);
 ///   double last = step.losses().back();
 ///
-/// Steps with the shapes of the first one are replayed after the warm-up; others run eagerly. What the step reads from
-/// the host at other times than in the capture does not change any more, but for the optimizers' learning rates and
-/// numbers of steps and the random numbers, which go on as in eager steps. Inside, nothing may wait for the GPU or copy
-/// to or from the host: those calls throw UsageError. Under DistributedDataParallel all ranks replay, or none does:
-/// every call agrees on it. Where parameters, buckets or an optimizer's state have changed their places, as a
-/// checkpoint that is loaded may have it, there is a warm-up and a capture again. Must be destroyed before `net` and
-/// its communicator. GPUs with one device per process.
+/// After the warm-up, steps with the shapes of the first one are replayed; others run eagerly. Values that the step
+/// reads from the host are frozen at the capture. Exceptions: optimizers' learning rates and step counts, and random
+/// numbers, which continue as in eager steps. Inside the step, waiting for the GPU or copying to or from the host
+/// throws UsageError. Under DistributedDataParallel all ranks replay or none does: they agree in every call. If
+/// parameters, buckets or an optimizer's state move, as after loading a checkpoint, the step is warmed up and captured
+/// again. Destroy it before `net` and its communicator. For GPUs with one device per process.
 template <class Net, class Step>
 class Graphed {
  public:
@@ -38414,12 +38403,12 @@ class Graphed {
     try {
       drop_graph();
     } catch (const Error&) {
-      // The device is broken or its peers are gone; what it was doing is of no use.
+      // The device is broken or its peers are gone: there is nothing left to wait for.
       static_cast<void>(cudaGraphExecDestroy(exec_));
     }
   }
 
-  /// One step, replayed where that can be. Throws what the step throws.
+  /// Runs one step, replayed if possible. Throws what the step throws.
   template <AnyTensor... Inputs>
   void operator()(const Inputs&... inputs) {
     if (inputs_.empty()) (keep(inputs), ...);
@@ -38436,12 +38425,11 @@ class Graphed {
     replay();
   }
 
-  /// Whether steps of the first shapes are replayed by now.
+  /// Whether the step has been captured, so that steps of the first shapes are replayed.
   bool captured() const { return exec_ != nullptr; }
   std::int64_t replays() const { return replays_; }
 
-  /// The losses of the steps since the last call, at most the newest `kept_losses`. Waits for the GPU; throws what went
-  /// wrong there.
+  /// The losses since the last call, at most the newest `kept_losses`. Waits for the GPU and throws its errors.
   std::vector<double> losses() {
     const auto kept = static_cast<std::int64_t>(options_.kept_losses);
     std::vector<std::byte> bytes(ring_.bytes());
@@ -38501,21 +38489,21 @@ class Graphed {
     return {ranks[0] != 0, ranks[1] != 0};
   }
 
-  // Whether all is still where the graph knows it.
+  // Whether parameters and optimizer numbers are where the graph expects them.
   bool everything_in_place() const { return net_.flat_parameters().generation() == generation_ && numbers_.complete(); }
   void drop_graph() {
     if (exec_ == nullptr) return;
     cuda::synchronize(cuda::compute_stream(device_));
     static_cast<void>(cudaGraphExecDestroy(std::exchange(exec_, nullptr)));
   }
-  // In the memory that there is now, an optimizer's state has to be made, and so on.
+  // The layout has changed: warm-up must create optimizer state and plans in the new memory.
   void begin_anew() {
     drop_graph();
     numbers_.forget();
     steps_ = 0;
   }
 
-  // On the stream and with the memory that the capture will have.
+  // Runs on the stream and with the memory pool that the capture will use.
   template <class... Inputs>
   void warm_up(const Inputs&... inputs) {
     const cudaStream_t outside = cuda::current_stream(device_);
@@ -38525,9 +38513,9 @@ class Graphed {
       const cuda::PoolScope pool(pool_);
       detail::WidePromises promises;
       note_loss(step_(inputs...));
-      promises.keep();  // what the step hands out is as the capture will have it
+      promises.keep();  // makes the float copies that are in use, as the capture does
     } catch (...) {
-      cuda::order(device_, stream_, outside);  // some of the step may be under way
+      cuda::order(device_, stream_, outside);  // part of the step may be running
       throw;
     }
     cuda::order(device_, stream_, outside);
@@ -38537,7 +38525,7 @@ class Graphed {
   void capture(const Inputs&... inputs) {
     cuda::synchronize(device_);
     cuda::synchronize(stream_.get());
-    touch_parameters();  // what depends on them is worked out anew in every replay
+    touch_parameters();  // values computed from them are recomputed in every replay
     const cuda::DeviceGuard guard(device_);
     const cuda::StreamScope stream(stream_);
     const cuda::PoolScope pool(pool_);
@@ -38553,7 +38541,7 @@ class Graphed {
       loss_ = value_of(loss).storage();
       loss_data_ = value_of(loss).data();
       loss_type_ = dtype<typename tensor_of<decltype(loss)>::value_type>;
-      promises.keep();  // who reads them after a replay finds that replay's numbers
+      promises.keep();  // float copies of the output hold each replay's values
     } catch (...) {
       error = std::current_exception();
     }
@@ -38566,7 +38554,7 @@ class Graphed {
       static_cast<void>(cudaGetLastError());
       numbers_.take_back();
       net_.set_forward_passes(passes);
-      touch_parameters();  // what was worked out of them has not been
+      touch_parameters();  // the values computed from them were only recorded
       if (error) rethrow_with(error, "Graphed: while the step was captured: ");
       CHORUS_CUDA_CHECK(made);
     }
@@ -38576,7 +38564,7 @@ class Graphed {
       net_.set_forward_passes(net_.forward_passes() + more);
       touch_parameters();
     });
-    // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
+    // Steps with several passes, and eager steps in between, don't reuse each other's random numbers.
     if (more > 0) numbers_.count_by([this, last = passes + more] { return net_.forward_passes() - last; });
   }
 

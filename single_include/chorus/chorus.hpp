@@ -41418,32 +41418,32 @@ void Sgd<D>::step() {
 // <chorus/parallel/dp/gather.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_GATHER_HPP
-/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
+/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets its part of the gradient.
 
 // <chorus/parallel/dp/backward.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_BACKWARD_HPP
-/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
+/// Backward through DataParallel: from the gathered outputs to all devices, and on to the inputs.
 
 namespace chorus::dp {
 
-/// Of each device, the outputs of its copy that have a gradient.
+/// By device: the outputs of its copy that have a gradient.
 using Roots = std::vector<std::vector<Ref<Node>>>;
 
-/// How the gradient of one device's share of an input gets back to the input.
+/// How the gradient of a device's share of an input is added to the input's.
 struct GradientReturn {
   Ref<Node> input;
   std::function<void()> add;
 };
-/// Those of all inputs, in their order.
+/// For all inputs, in order.
 using GradientReturns = std::vector<GradientReturn>;
 
-/// Who runs backward on the devices. It has to outlive the losses.
+/// Runs backward on the devices. Must outlive the losses.
 class BackwardRunner {
  public:
   /// Adds to the gradients of the parameters.
   virtual void backward(const Roots& roots, bool keep) = 0;
-  /// The same without hooks, for those parameters that are not skipped.
+  /// The same without hooks, for the parameters that are not skipped.
   virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
@@ -41451,11 +41451,11 @@ class BackwardRunner {
   virtual ~BackwardRunner() = default;
 };
 
-/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
+/// One node of the tape that represents the work of all devices. The gathered outputs pass their gradients to the
 /// devices' outputs; then this node runs backward on all devices.
 class BackwardNode : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  /// `alive` expires with `runner`. `returns`: by device, at least one.
   BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
       : Node("data_parallel"),
         roots(returns.size()),
@@ -41481,7 +41481,7 @@ class BackwardNode : public Node {
   Roots roots;
 
  private:
-  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
+  // Goes on to the inputs one by one, for each in the order of the devices, so that all runs add in one order.
   void go_on(bool keep) {
     for (auto& list : roots) list.clear();
     for (std::size_t input = 0; input < returns_.front().size(); ++input)
@@ -41511,7 +41511,7 @@ class BackwardNode : public Node {
 // <chorus/parallel/dp/samples.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SAMPLES_HPP
-/// The samples of a batch: how many there are, and how they are shared out.
+/// The samples of a batch: how many there are, and how they are divided.
 
 // <chorus/autograd/batch_axis.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
@@ -41661,8 +41661,7 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
 // <chorus/parallel/dp/nested.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
-/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
-/// structs of tensors.
+/// Nested values: a model may take and return tuples, arrays, vectors, maps, optionals and structs of tensors.
 
 #include <unordered_map>
 
@@ -41684,16 +41683,16 @@ inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map
 template <class X>
 inline constexpr bool is_optional = is_of<X, std::optional>;
 template <class X>
-inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
+inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // its members may have different types
 template <class X>
 concept IsTuple = is_list<X> || is_array<X>;
-/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
+/// A struct that lists its members with `auto fields() { return std::tie(images, mask); }`.
 template <class X>
 concept HasFields = requires(X& x) {
   x.fields();
 };
 
-/// Whether `is` is true of the type of a tensor in an X, at any depth.
+/// Whether `is` is true for the type of some tensor in an X, at any depth.
 template <class X, class Is>
 constexpr bool holds(const Is& is) {
   if constexpr (Operand<X>) {
@@ -41713,21 +41712,21 @@ constexpr bool holds(const Is& is) {
     return false;
   }
 }
-/// Whether there are tensors in an X.
+/// Whether an X contains tensors.
 template <class X>
 inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
-/// Whether there are GraphVariables.
+/// Whether an X contains GraphVariables.
 template <class X>
 inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
   return is_graph_variable<V>;
 });
-/// Whether there are tensors without axes.
+/// Whether an X contains scalars.
 template <class X>
 inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
   return tensor_of<V>::rank == 0;
 });
 
-/// A tuple, pair or array, as X is, of these members.
+/// A tuple, pair or array, the same as X, with these members.
 template <class X, class... Members>
 auto tuple_like(Members... members) {
   if constexpr (is_of<X, std::pair>)
@@ -41747,7 +41746,7 @@ std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Ke
   return {};
 }
 
-/// Of values that are all there.
+/// Pointers to the values, all of which must be present.
 template <class X>
 std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
   std::vector<const X*> pointers;
@@ -41755,7 +41754,7 @@ std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
   return pointers;
 }
 
-/// What stands at one place in each of several values.
+/// Pointers to the same member of each value.
 template <class X, class Pick>
 auto picked(const std::array<const X*, 1>& values, const Pick& pick) {
   return std::array{&pick(*values[0])};
@@ -41771,27 +41770,27 @@ auto picked(const std::vector<const X*>& values, const Pick& pick) {
 template <std::size_t I, class X>
 const auto& member_of(const X& x) {
   if constexpr (HasFields<X>)
-    return std::get<I>(const_cast<X&>(x).fields());  // references, through which nothing is written
+    return std::get<I>(const_cast<X&>(x).fields());  // references that are only read
   else
     return std::get<I>(x);
 }
 
-/// Base of what `map_tensors` calls. An own member takes the place of one of these.
+/// Base of the functions for `map_tensors`, which may override these members.
 struct TensorFunction {
-  /// Whether an X is looked into; the function gets what is not.
+  /// Whether map_tensors descends into an X; otherwise the function gets the X itself.
   template <class X>
   static constexpr bool opens = holds_operands<X> && !Operand<X>;
-  /// Whether an X becomes one with more axes, so that it can't stand in a struct.
+  /// Whether an X becomes one with more axes, which can't be a field of a struct.
   template <class X>
   static constexpr bool adds_axis = false;
-  /// Whether it makes nothing of the tensors.
+  /// Whether the function returns nothing.
   static constexpr bool looks_only = false;
 };
 
-/// The traversal of nested values. `values` points to one or more values of one type X: each device's, say. At each
-/// place where they have a tensor, `f` gets the pointers to all of theirs; what it returns takes the tensor's place in
-/// the value that is returned. A struct stays the same type. Throws ShapeError where vectors or maps have different
-/// sizes or keys, or some optionals a value and others none.
+/// Traverses nested values. `values` points to one or more values of one type X, such as one per device. At each
+/// tensor, `f` gets the pointers to that tensor in all values; its result takes the tensor's place in the result. A
+/// struct keeps its type. Throws ShapeError if vectors or maps differ in size or keys, or only some optionals have a
+/// value.
 template <class Values, class F>
 decltype(auto) map_tensors(const Values& values, const F& f) {
   using X = std::remove_cvref_t<decltype(*values[0])>;
@@ -41831,7 +41830,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
     const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
     return first ? std::optional(value()) : std::optional<decltype(value())>();
   } else {
-    X out = first;  // of handles
+    X out = first;  // a shallow copy: tensors are handles
     const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
       static_assert(!F::template adds_axis<Field>,
@@ -41875,14 +41874,14 @@ namespace chorus {
 
 namespace detail {
 
-/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
+/// Whether a Tensor or Variable has the axis along which inputs are cut. Otherwise every device gets all of it.
 template <Operand X>
 bool has_samples(const X& x, int dim) {
   return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
 }
 
-/// The number of samples in a policy's inputs: of the inputs that say their axis (BatchAxis), else of the first that
-/// has the policy's axis; 1 where there are none. Throws ShapeError where two say axes of different sizes.
+/// The number of samples in a policy's inputs: from the inputs with a marked axis (BatchAxis), else from the first that
+/// has the policy's axis; 1 if there is none. Throws ShapeError if two marked axes differ in size.
 template <class... Inputs>
 Index samples_of(int dim, const Inputs&... inputs) {
   std::optional<Index> said, first;
@@ -41907,12 +41906,12 @@ struct Split {
   Index batch = 1;
   std::size_t devices = 1;
   int dim = 0;
-  std::vector<const void*> whole = {};  ///< inputs that belong to no sample, though they are as long as the batch
+  std::vector<const void*> whole = {};  ///< inputs without samples that are as long as the batch
 
-  /// Of share `i`: its first sample, and how many samples it has.
+  /// The first sample and the number of samples of share `i`.
   Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
-  /// Whether an input is cut: where it has as many samples. Others go to every device whole.
+  /// Whether an input is cut: its length is the batch's. Every device gets all of other inputs.
   template <Operand X>
   bool cuts(const X& x) const {
     return detail::has_samples(x, dim) && value_of(x).size(detail::batch_axis_of<X>(dim)) == batch &&
@@ -41920,8 +41919,8 @@ struct Split {
   }
 };
 
-/// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is
-/// split. Both have to outlive the result. `devices`: as many as share the batch.
+/// The random context of share `i`: the random numbers of its samples. `whole`: the context of the whole batch. Both
+/// arguments must outlive the result. `devices`: how many share the batch.
 inline RandomContext random_of_share(const RandomContext& whole, const Split& split, std::size_t i, int devices) {
   RandomContext share = whole;
   share.first_sample = [&whole, begin = split.begin(i)] {
@@ -41942,11 +41941,11 @@ inline RandomContext random_of_share(const RandomContext& whole, const Split& sp
 
 namespace chorus::dp {
 
-/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
-/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
-/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
-/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
-/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
+/// The axis along which outputs, one per device, are joined: the axis of their type (BatchAxis), else `split.dim`.
+/// Throws ShapeError if shapes differ in another axis, or if samples lie along another axis: joining a state [layers,
+/// batch, hidden] along axis 0 would give another result than one device. An output has its samples along `dim` if it
+/// has the same number of rows there, at least one, per sample. An output with its samples along another axis is
+/// refused. An output without samples, such as a mean of shape [1], is joined.
 template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);
@@ -41993,7 +41992,7 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
 // <chorus/parallel/dp/mean_loss.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_MEAN_LOSS_HPP
-/// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
+/// Scalars that a model returns under DataParallel, one per device, and the batch's mean of losses.
 
 // <chorus/autograd/loss_terms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
@@ -42331,7 +42330,7 @@ CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
 // <chorus/parallel/dp/device_scalars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_SCALARS_HPP
-/// Scalars that a model has returned for several shares of a batch, on the tape.
+/// Scalars that a model returned for several shares of a batch, on the tape.
 
 // <chorus/autograd/found_nodes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
@@ -42369,18 +42368,18 @@ class FoundNodes {
 
 namespace chorus::detail {
 
-/// The node of a vector that has a scalar from each device.
+/// The node of a vector with a scalar from each device.
 class OfDeviceScalars {
  public:
-  /// The scalars' nodes; null where there is none.
+  /// The scalars' nodes; null for a scalar without one.
   virtual std::vector<Node*> scalars() const = 0;
 
  protected:
   ~OfDeviceScalars() = default;
 };
 
-/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
-/// ways through scalars and vectors.
+/// Walks back from `node`, itself included, through nodes of scalars and vectors, and calls `found(node)` on each. Does
+/// not go beyond a node for which it returns true.
 template <Real T, Device D, class Found>
 void search_tape(Node* node, const Found& found) {
   if (node == nullptr) return;
@@ -42398,31 +42397,31 @@ void search_tape(Node* node, const Found& found) {
 // <chorus/parallel/loss_share.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_HPP
-/// What a part of a loss, on one rank or device, counts in that of the whole batch.
+/// The weight of a part of a loss, on one rank or device, in the loss of the whole batch.
 
 namespace chorus::detail {
 
-/// A part of a rank's loss, as ranks tell it each other: what a mean is over, or a sum's mark and its numbers.
+/// A part of a rank's loss, as ranks exchange it: the number of elements of a mean, or a sum's kind and its numbers.
 class LossShare {
  public:
   static LossShare of(const LossTerms::Term& term);
-  /// Of a rank that takes no part.
+  /// For a rank that takes no part.
   static LossShare none() { return {{0}, 0}; }
   static LossShare mean(double over) { return {{over}, 1}; }
-  /// The first one of several.
+  /// The first of several.
   static LossShare first_of(std::span<const double> numbers);
 
   std::span<const double> numbers() const { return {numbers_.data(), count_}; }
   bool is_none() const { return count_ == 0; }
   bool is_mean() const { return !(numbers_[0] < 0); }
   double over() const { return numbers_[0]; }
-  /// A sum that is divided by what the program says of the whole batch; here it is of `counted`.
+  /// A sum divided by a number that the program gives for the whole batch; `counted` elements are on this rank.
   bool has_divisor() const { return numbers_[0] == is_sum_over; }
   double divisor() const { return numbers_[1]; }
-  /// A sum of `counted` numbers, times `factor`. `value`: of what may be of parameters alone, and then is the same on
-  /// all ranks; else NaN.
+  /// A sum of `counted` numbers times `factor`. `value`: the term's value if it may depend on parameters alone, and so
+  /// be equal on all ranks; else NaN.
   bool has_factor() const { return numbers_[0] <= is_product; }
-  /// Divided by what may be this rank's own number, and by which one; and whether that is a tensor.
+  /// Whether the divisor may be this rank's own number; and whether it is a tensor.
   bool may_be_own() const { return numbers_[0] == is_own_by_number || numbers_[0] == is_own_by_tensor; }
   bool is_divided_by_tensor() const { return numbers_[0] == is_own_by_tensor || numbers_[0] == is_by_tensor; }
   double factor() const { return numbers_[1]; }
@@ -42440,26 +42439,26 @@ class LossShare {
 
 /// A part of the loss of the whole batch.
 struct WholeLoss {
-  std::vector<double> of_rank;  ///< what each rank's is a mean over, or 1 for each of which it is the sum
+  std::vector<double> of_rank;  ///< the elements of each rank's mean, or 1 per rank for a sum
   double sum = 0;
   bool is_sum = false;
 
   double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
-  /// From those of all ranks, or devices: `who` they are, and how many samples each has. A sum times one over each
-  /// one's own number of samples is a mean by hand. Throws UsageError where they are no parts of one loss, and where a
-  /// sum is divided by what may be a rank's own number or the whole batch's.
+  /// Combines the parts of all ranks or devices: `who` names them in errors, `samples` are theirs. A sum divided by
+  /// each one's own number of samples is a mean written by hand. Throws UsageError if these are not parts of one loss,
+  /// or if a divisor may be a rank's own number or the whole batch's.
   void add_up(std::span<const LossShare> of_ranks, std::string_view who, std::span<const std::int64_t> samples);
 
  private:
   void add_products(std::span<const LossShare> of_ranks, std::span<const std::int64_t> samples);
 };
 
-/// What to say where `mean_over` can't be of the whole batch.
+/// The error for a `mean_over` that can't be the whole batch's.
 inline constexpr const char* one_divisor =
     ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
     "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
     "ch::Reduction::sum}) / number";
-/// And where a sum is divided by what may be a mean's number.
+/// The error for a sum whose divisor may be that of a mean.
 inline constexpr const char* own_mean =
     ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
     "cross_entropy(scores, "
@@ -42471,7 +42470,7 @@ inline constexpr const char* own_mean =
 // <chorus/parallel/loss_share_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LOSS_SHARE_IMPL_HPP
-/// How parts of a loss add up.
+/// Adds up the parts of a loss.
 
 namespace chorus::detail {
 
@@ -42539,7 +42538,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
     by_tensor = by_tensor || share.is_divided_by_tensor();
   }
   if (example == nullptr) return;
-  if (same_value) {  // a penalty, which each rank has whole
+  if (same_value) {  // a penalty, equal on all ranks
     of_rank.assign(of_ranks.size(), 0);
     return;
   }
@@ -42548,7 +42547,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
                       own_mean);
     return;
   }
-  // Numbers that are each rank's own: of a mean by hand each rank's divides by what counts there; others are factors.
+  // The divisors differ: in a mean written by hand each rank divides by its own count; other numbers are factors.
   const auto divides = [](const LossShare& share) {
     const double count = std::round(1 / std::abs(share.factor()));
     return share.may_be_own() || (std::abs(count * std::abs(share.factor()) - 1) < 1e-12 && count <= share.counted());
@@ -42568,9 +42567,9 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
 
 namespace chorus::detail {
 
-/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of
-/// it, as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing
-/// each counts by its samples.
+/// How the losses that a model returned, one per device, add up to the batch's loss: a mean is weighted by the device's
+/// share of its elements, such as tokens; sums have weight 1; terms without samples count once. A loss without terms on
+/// the tape is weighted by samples.
 class LossShares {
  public:
   struct Scaled {
@@ -42579,10 +42578,10 @@ class LossShares {
   };
   double value = 0;
   std::vector<double> weights;  ///< of the devices' losses
-  std::vector<Scaled> scaled;   ///< what in them counts by another share
+  std::vector<Scaled> scaled;   ///< terms with another weight
 
-  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError where a loss is
-  /// not linear in means and sums over the batch, or where devices' losses are made of different ones.
+  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError if a loss is not
+  /// linear in means and sums over the batch, or the devices' losses have different terms.
   template <Real T, Device D>
   static LossShares of(Node* losses, const std::vector<T>& values, const std::vector<Index>& samples) {
     std::vector<Node*> scalars;
@@ -42626,11 +42625,11 @@ class LossShares {
       for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
       whole[k].add_up(of_devices, "device", samples);
     }
-    // Where all means are divided alike, devices count by these shares.
+    // If all means are divided in the same proportion, these shares are the devices' weights.
     auto shares = weights;
     bool alike = true, any = false;
     for (const WholeLoss& term : whole) {
-      if (term.sum == 0) continue;  // it is 0, whatever its share
+      if (term.sum == 0) continue;  // a zero sum: its share has no effect
       for (std::size_t i = 0; i < devices.size(); ++i) {
         if (!any) shares[i] = term.share(i);
         alike = alike && (!term.is_sum || devices.size() == 1) && std::abs(term.share(i) - shares[i]) < 1e-12;
@@ -42654,10 +42653,10 @@ class LossShares {
   }
 };
 
-/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+/// Computes the mean loss of a batch from its shares' losses, and warns a program that averages them itself.
 class GatheredScalars {
  public:
-  /// A forward pass has split its batch among devices, whose outputs have `scalars` or not.
+  /// A forward pass has split its batch among devices; `scalars`: its outputs contain scalars.
   void begin_pass(const dp::Split& split, bool scalars) {
     if (pending_ && !known_) {
       known_ = true;
@@ -42670,7 +42669,7 @@ class GatheredScalars {
     for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
   }
 
-  /// Throws ShapeError for another number of losses than the last forward pass had.
+  /// Throws ShapeError if there are not as many losses as in the last forward pass.
   void check_count(Index losses) const {
     known_ = true;
     check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
@@ -42694,8 +42693,8 @@ class GatheredScalars {
 
  private:
   std::vector<Index> shares_;   // samples of each device in the last forward pass
-  bool pending_ = false;        // it returned scalars
-  mutable bool known_ = false;  // the caller knows what they are
+  bool pending_ = false;        // the last pass returned scalars
+  mutable bool known_ = false;  // the caller knows that there is one per device
 };
 
 }  // namespace chorus::detail
@@ -42740,7 +42739,7 @@ class GatherNode final : public GradNode<T, Rank, D>, public detail::OfDeviceSca
   Ref<BackwardNode> backward_;
 };
 
-/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
+/// A device's output in the form that is joined: a scalar gets an axis. Throws UsageError for an undefined one.
 template <Operand X>
 auto with_axis(const X& x, std::size_t device) {
   if constexpr (tensor_of<X>::rank > 0) {
@@ -42773,7 +42772,7 @@ auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
   return out;
 }
 
-/// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
+/// Joins one output of all devices. Values that are no tensors are returned in a vector, one per device.
 template <class D>
 struct JoinOutputs : detail::TensorFunction {
   const Split& split;
@@ -42800,7 +42799,7 @@ struct JoinOutputs : detail::TensorFunction {
           outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
       bool wanted = false;
       for (auto& part : parts) {
-        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+        // A parameter that the model returns gets its gradient together with the others, in its copy's backward.
         if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
         wanted = wanted || part.requires_grad();
       }
@@ -42822,7 +42821,7 @@ struct JoinOutputs : detail::TensorFunction {
     else
       return joined_axis(outputs, split);
   }
-  /// `take(output)` of each, which has an axis then.
+  /// Applies `take` to each output and gives scalars an axis.
   template <class X, class Take>
   static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
     std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
@@ -42839,10 +42838,10 @@ struct JoinOutputs : detail::TensorFunction {
   }
 };
 
-/// What the model returned on all devices as one value on `device`: tensors are joined, at any depth of tuples, pairs,
-/// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
-/// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
-/// `map_tensors`). Backward goes on from the result to `backward`.
+/// Joins the model's outputs of all devices on `device`: tensors at any depth of tuples, pairs, arrays, vectors, maps,
+/// optionals and structs with `fields()`. A struct keeps its type, so none of its fields may be a scalar, which would
+/// become a vector. Throws ShapeError if outputs can't be joined (`joined_axis`, `map_tensors`). Backward of the result
+/// continues with `backward`.
 template <template <class> class Join = JoinOutputs, class Output, Device D>
 auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
             const Ref<BackwardNode>& backward) {
@@ -42856,52 +42855,52 @@ auto gather(const std::vector<std::optional<Output>>& outputs, const Split& spli
 // <chorus/parallel/dp/parallel_apply.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PARALLEL_APPLY_HPP
-/// Step 3, parallel apply: all devices work at once, each in a thread of its own.
+/// Step 3, parallel apply: all devices work at once, each in its own thread.
 
 // <chorus/parallel/dp/device_threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_HPP
-/// One thread per device of a process, kept from step to step.
+/// One thread per device of a process, which lives from step to step.
 
 namespace chorus::dp {
 
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
  public:
-  /// What is done for the device of a number.
+  /// The task, given the device's number.
   using Task = std::function<void(std::size_t)>;
-  /// What was thrown, by device.
+  /// The exceptions, by device.
   using Errors = std::vector<std::exception_ptr>;
 
-  /// Throws std::system_error where a thread can't be started; those that were are ended.
+  /// Throws std::system_error if a thread can't be started; the others are ended.
   explicit DeviceThreads(std::size_t devices);
-  /// A thread that is still at work goes on by itself.
+  /// A thread that is still working is detached.
   ~DeviceThreads();
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. No thread
-  /// may be at work.
+  /// Calls `task(i)` for devices 0 to `count` - 1, each in its own thread, and returns when all have ended. No thread
+  /// may be working.
   const Errors& run(std::size_t count, const Task& task);
-  /// The same for a task that may never end: once device 0 has, waits no longer than until `patience` has passed.
-  /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
+  /// The same for a task that may never end: after device 0 has ended, waits for the others for at most `patience`.
+  /// Threads that are still `at_work` then have no error; they keep the task, which must own what it uses.
   const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience);
-  /// What has been thrown in the last run by now.
+  /// The exceptions of the last run so far.
   const Errors& collect();
 
-  /// Waits until no thread is at work, or until `patience` has passed.
+  /// Waits until no thread is working, but at most for `patience`.
   void await(std::chrono::milliseconds patience) const;
-  /// The devices whose threads are.
+  /// The devices whose threads are working.
   std::vector<std::size_t> at_work() const;
 
  private:
-  // With it this is an object whose destructor will run, whatever the other constructor meets.
+  // A delegate: once it has run, the destructor ends the started threads if the other constructor throws.
   explicit DeviceThreads(Errors errors) : errors_(std::move(errors)) {}
 
   static constexpr auto forever = std::chrono::milliseconds::max();
 
   enum class Order : int { none, work, stop };
-  /// What a thread shares with the object, which it may outlive.
+  /// Shared between a thread and the object, which the thread may outlive.
   struct Worker {
     std::atomic<Order> order{Order::none};
     std::shared_ptr<const Task> task;
@@ -42927,7 +42926,7 @@ class DeviceThreads {
 // <chorus/parallel/dp/device_threads_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_THREADS_IMPL_HPP
-/// How each device's thread waits for work, and reports how it went.
+/// How each device's thread waits for work and reports its result.
 
 namespace chorus::dp {
 
@@ -42957,7 +42956,7 @@ CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count,
 CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count, std::shared_ptr<const Task> task,
                                                               std::chrono::milliseconds patience) {
   errors_.assign(errors_.size(), nullptr);
-  for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
+  for (const auto& worker : workers_) worker->error = nullptr;  // of a late thread
   for (std::size_t i = 1; i < count; ++i) {
     workers_[i - 1]->task = task;
     workers_[i - 1]->order.store(Order::work, std::memory_order_release);
@@ -43027,48 +43026,48 @@ CHORUS_INLINE void DeviceThreads::serve(Worker& worker, std::size_t device) {
 // <chorus/parallel/dp/thread_batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_HPP
-/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
-/// numbers. Each wait has a deadline.
+/// An extension of step 3 for SyncBatchNorm: the devices' threads are a BatchGroup and meet to add up their statistics.
+/// Each wait has a deadline.
 
 namespace chorus::dp {
 
-/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
-/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
+/// A barrier that threads with a common task use repeatedly. Once a member has ended its task, has thrown, or has not
+/// arrived within `timeout`, the members of this task stop meeting: the others throw errors that name it.
 class ThreadMeeting {
  public:
-  /// `names`: what errors call the members.
+  /// `names`: the members, in errors.
   ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
 
-  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
+  /// Called before the members' next task; `recorded`: its forward pass is recorded as one graph.
   void begin(bool recorded);
   bool recorded() const { return recorded_; }
-  /// Other in each task.
+  /// The number of the task, different for each.
   std::size_t task() const { return task_; }
 
-  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
-  /// nobody can be told: who has given up waiting for it then ends the process.
+  /// This member's task has ended or thrown. The first member's thread is the caller's: if it never ends, no error can
+  /// be reported, so a member that gave up waiting for it ends the process.
   void leave(std::size_t member, bool thrown);
-  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
+  /// Among the members that threw in this task, the one that caused the failure; none if none threw.
   std::optional<std::size_t> culprit() const;
 
-  /// Adds up in the order of members, so that every run gives the same bits.
+  /// Adds in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values);
-  /// The largest of each.
+  /// The elementwise maximum.
   void max(std::size_t member, std::span<double> values);
-  /// What each member gives.
+  /// The values of all members.
   std::vector<std::any> exchange(std::size_t member, const std::any& own);
 
  private:
-  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
+  // A member that throws at work has an error of its own; the others' errors follow from it or from a missing member.
   enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
-  // Of several the first one, whoever was faster.
+  // Of several members the lowest-numbered one, independent of timing.
   struct Culprit {
     Member was;
     std::size_t member;
     auto operator<=>(const Culprit&) const = default;
   };
 
-  // `into_total` makes of all members' `values_` the total, which is 0 before.
+  // `into_total` combines all members' `values_` into the total, which is 0 before.
   template <class IntoTotal>
   void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
     const auto all = [&] {
@@ -43083,11 +43082,11 @@ class ThreadMeeting {
     std::copy(total_.begin(), total_.end(), values.begin());
   }
 
-  // How many times `timeout` the first member may work on after the others have failed.
+  // The first member may continue for this many timeouts after the others have failed.
   static constexpr int patience = 5;
 
-  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
-  // the next meeting's end before all have gone from this one.
+  // Each member calls `arrive`, then the last one calls `complete`; the caller holds the returned lock. No member can
+  // end the next meeting before all have left this one.
   template <class Arrive, class Complete>
   std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
     std::unique_lock lock(mutex_);
@@ -43124,8 +43123,8 @@ class ThreadMeeting {
   std::optional<Culprit> culprit_;
 };
 
-/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
-/// the whole batch already.
+/// One device's membership as a BatchGroup. Outputs are joined before the loss, so gradients are the whole batch's
+/// already.
 class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
@@ -43147,11 +43146,11 @@ class ThreadBatchGroup final : public BatchGroup {
 /// The groups of a process's first 2, 3, ... devices.
 class ThreadBatchGroups {
  public:
-  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
+  /// `names`: the devices' copies of the model, in errors; `timeout`: of each wait for the others.
   ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
       : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
 
-  /// While it lives, `member` of `members` devices works on its share.
+  /// While it lives, device `member` of `members` works on its share.
   class Membership {
    public:
     Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
@@ -43160,15 +43159,15 @@ class ThreadBatchGroups {
     Membership& operator=(const Membership&) = delete;
 
    private:
-    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
+    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may end after the groups
     std::size_t member_;
     int exceptions_before_ = std::uncaught_exceptions();
     BatchGroupScope scope_;
   };
 
-  /// Before a task of `members` devices, each of which opens a Membership.
+  /// Called before a task of `members` devices, each of which opens a Membership.
   void begin(std::size_t members, bool recorded);
-  /// After it: the device that has thrown and made others throw, if one has.
+  /// Called after it: the device whose exception made others throw, if any.
   std::optional<std::size_t> culprit(std::size_t members) const;
 
  private:
@@ -43187,7 +43186,7 @@ class ThreadBatchGroups {
 // <chorus/parallel/dp/thread_batch_group_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_THREAD_BATCH_GROUP_IMPL_HPP
-/// How the threads of one pass meet, and find out who will not come.
+/// How the threads of one pass meet, and detect members that will not arrive.
 
 namespace chorus::dp {
 
@@ -43321,18 +43320,18 @@ CHORUS_INLINE std::optional<std::size_t> ThreadBatchGroups::culprit(std::size_t 
 
 namespace chorus::dp {
 
-/// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+/// Runs tasks on the first devices at once. Rethrows the exception of one of them, with its copy's name in front.
 ///
-/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
-/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
-/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
-/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
+/// The model's code on a device other than the first may hang, and a thread can't be stopped. The calling thread then
+/// throws and leaves that thread running with its tensors; arguments passed by reference must stay alive. The next pass
+/// waits for it. The first device works in the calling thread, which can't throw while it hangs: if another device
+/// waits for it in SyncBatchNorm, the process ends, five timeouts after that device's own timeout.
 class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of their
-  /// kind. `timeout`: how long the first device waits for the others once it has ended.
+  /// `names`: the devices' copies of the model, in errors; `device_ids`: the same in traces. `first_slot`: of this kind
+  /// of device. `timeout`: how long the first device waits for the others after it has ended.
   ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, int first_slot,
                 std::chrono::milliseconds timeout)
       : names_(std::move(names)),
@@ -43344,8 +43343,8 @@ class ParallelApply {
 
   DeviceThreads& threads() { return threads_; }
 
-  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
-  /// still has not come back.
+  /// Called at the start of a pass: waits for threads that an earlier pass left running. Throws TimeoutError if one
+  /// still has not ended.
   void await() {
     threads_.await(timeout_);
     const auto late = threads_.at_work();
@@ -43354,7 +43353,7 @@ class ParallelApply {
                        "which was given up; waited ", timeout_.count(), " ms more");
   }
 
-  /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
+  /// Calls `task(i)` for the first `used` devices. For the library's own code, which always ends.
   void run(std::size_t used, const Task& task) {
     const auto& errors = threads_.run(used, [&](std::size_t i) {
       const trace::PlaceScope place(device_ids_[i]);
@@ -43364,8 +43363,8 @@ class ParallelApply {
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
 
-  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
-  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
+  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. If a failure
+  /// makes other devices throw, the first error is thrown. The code may never end, so the task must own what it uses.
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
@@ -43380,7 +43379,7 @@ class ParallelApply {
     const auto culprit = groups_.culprit(used);
     if (!late.empty()) fail_without(late, culprit, errors);
     if (culprit) fail_for(*culprit, errors);
-    if (errors[0]) fail_for(0, errors);  // one device has no group
+    if (errors[0]) fail_for(0, errors);  // a single device has no group
   }
 
  private:
@@ -43388,7 +43387,7 @@ class ParallelApply {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
 
-  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  /// Throws TimeoutError for the devices that are late, with the exception of `culprit` as a possible reason.
   [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
                                             const DeviceThreads::Errors& errors) const {
     std::string reason;
@@ -43424,14 +43423,13 @@ class ParallelApply {
 // <chorus/parallel/dp/policy_with_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_POLICY_WITH_OPTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_POLICY_WITH_OPTIONS_HPP
-/// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
-/// options and extensions add.
+/// DataParallel without its five steps: the copies and their threads, the start and end of a pass, options and
+/// extensions.
 
 // <chorus/parallel/dp/collectives.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_COLLECTIVES_HPP
-/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
-/// reduce.
+/// NCCL's broadcast and reduce for the parameters, buffers and gradients of a DataParallel on different GPUs.
 
 // <chorus/comm/nccl/device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
@@ -43488,7 +43486,7 @@ inline DeviceGroupMaker& device_group_maker() {
 // <chorus/parallel/dp/replicate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICATE_HPP
-/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
+/// Step 2, replicate: a model's copy gets the changed parameters and all buffers.
 
 // <chorus/parallel/dp/replica.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REPLICA_HPP
@@ -43497,7 +43495,7 @@ inline DeviceGroupMaker& device_group_maker() {
 
 namespace chorus::dp {
 
-/// Calls `f` with every handle of a model: to a parameter or a buffer.
+/// Calls `f` with every parameter and buffer handle of a model.
 template <class F>
 void for_each_handle(nn::Module& model, const F& f) {
   struct Walk final : nn::detail::Walker {
@@ -43509,7 +43507,7 @@ void for_each_handle(nn::Module& model, const F& f) {
   Walk(f).walk(model);
 }
 
-/// Gives every layer of `to` the training flag that its counterpart in `from` has.
+/// Copies the training flag of every layer of `from` to its counterpart in `to`.
 inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   struct Flags final : nn::detail::Walker {
     std::vector<bool> flags;
@@ -43528,7 +43526,7 @@ inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   to.set_own_training(from.training());
 }
 
-/// The copy, which is kept from step to step.
+/// A copy of the model that lives from step to step.
 template <class Model>
 class Replica {
  public:
@@ -43551,8 +43549,8 @@ class Replica {
   const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
   D device() const { return device_; }
 
-  /// Takes over what the original's layers have beside parameters and buffers, such as a rate or the training flag. Of
-  /// a model that can't be assigned to, since it has a member that can't, that is the training flags alone.
+  /// Copies the members of the original's layers other than parameters and buffers, such as a rate or the training
+  /// flag. If the model's type is not assignable, copies only the training flags.
   void take_members(Model& original) {
     if constexpr (std::is_copy_assignable_v<Model>) {
       model_ = original;
@@ -43563,26 +43561,26 @@ class Replica {
     }
   }
 
-  /// Whether parameter number i of the original has changed since this copy got it.
+  /// Whether parameter number i of the original has changed since it was sent to this copy.
   bool lacks(const typename Flat::Entry& original, std::size_t i) const {
     return seen_[i] != original.parameter().version();
   }
-  /// This copy now has the numbers of the original.
+  /// Records that this copy has the original's values.
   void is_up_to_date(const Flat& original) {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& own = flat_.entries()[i].parameter();
-      // What was made of the old numbers, such as a copy in bf16, is no good.
+      // Values derived from the old parameters, such as a bf16 copy, are invalid.
       if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
         own.touch();
       own.set_wants_grad(entries[i].parameter().wants_grad());
     }
     end_recording();
   }
-  /// Nobody knows what this copy has: it lacks everything.
+  /// The copy's values are unknown: it lacks all parameters.
   void forget() { seen_.assign(seen_.size(), 0); }
 
-  /// The parameters stand for copies of the original's on the tape (see recorded.hpp), or no more.
+  /// Starts or ends treating parameters as copies of the original's on the tape (see recorded.hpp).
   void begin_recording() { recorded_ = true; }
   void end_recording() {
     if (!std::exchange(recorded_, false)) return;
@@ -43599,14 +43597,14 @@ class Replica {
   bool recorded_ = false;
 };
 
-/// The model on the first device, and its copies on the others.
+/// The model on the first device and its copies on the others.
 template <class Model>
 class Replicas {
  public:
   using D = typename Replica<Model>::D;
   using Copies = std::vector<std::shared_ptr<Replica<Model>>>;  // of devices 1, 2, ...
 
-  /// `parameters` and `buffers` of the model, for as long as this lives.
+  /// `parameters` and `buffers` of the model must outlive this.
   Replicas(const Model& model, const nn::FlatParameters<D>& parameters, const std::vector<nn::NamedBuffer<D>>& buffers,
            const std::vector<int>& device_ids)
       : parameters_(parameters), buffers_(buffers) {
@@ -43616,7 +43614,7 @@ class Replicas {
 
   std::size_t size() const { return copies_.size() + 1; }
   const Copies& copies() const { return copies_; }
-  /// The copy on device `i`, which is at least 1.
+  /// The copy on device `i`, i at least 1.
   Replica<Model>& operator[](std::size_t i) const { return *copies_[i - 1]; }
   const nn::FlatParameters<D>& parameters(std::size_t i) const {
     return i == 0 ? parameters_ : (*this)[i].parameters();
@@ -43637,8 +43635,8 @@ class Replicas {
 
 namespace chorus::dp {
 
-/// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
-/// `wanted(entry number)`.
+/// Calls `use(group, begin, count)` for each contiguous range of a flat buffer whose entries are all `wanted(entry
+/// number)`.
 template <class Entry, class Wanted, class Use>
 void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const Use& use) {
   for (std::size_t i = 0; i < entries.size();) {
@@ -43651,7 +43649,7 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
   }
 }
 
-/// To the copy on device `i`, from the model on the first device, which has all already.
+/// Copies from the model on the first device to the copy on device `i`; nothing to do for device 0.
 template <class Model>
 void replicate(const Replicas<Model>& replicas, std::size_t i) {
   if (i == 0) return;
@@ -43681,17 +43679,16 @@ void replicate(const Replicas<Model>& replicas, std::size_t i) {
 
 namespace chorus::dp {
 
-/// An extension of steps 2 and 5: where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (by
-/// chorus.hpp in builds with NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its
-/// reduce. Not so in passes that don't use all devices, or that are recorded. NCCL may add three and more gradients in
-/// another order, hence with another rounding: a run repeated has the same bits as long as NCCL chooses the same
-/// algorithms. `trace` counts the bytes that device 0 has for the others, and they for it, whatever way NCCL takes.
-/// Where a collective fails, gradients and parameters are not to be relied on: all devices leave the group, and the
-/// next collective forms it anew and sends all parameters.
+/// An extension of steps 2 and 5: if the devices are different GPUs and <chorus/comm/nccl.hpp> is included (by
+/// chorus.hpp in builds with NCCL), NCCL broadcasts parameters and buffers and reduces gradients. Passes that don't use
+/// all devices, and recorded ones, don't use it. NCCL may add three or more gradients in another order, hence round
+/// differently: a repeated run has the same bits if NCCL chooses the same algorithms. `trace` counts the bytes between
+/// device 0 and the others, whatever route NCCL takes. After a failed collective, gradients and parameters are invalid:
+/// all devices leave the group, and the next collective forms it again and sends all parameters.
 template <class Model, Device D = typename Replicas<Model>::D>
 class Collectives {
  public:
-  /// What it is given must outlive it.
+  /// The arguments must outlive it.
   Collectives(const std::vector<int>& device_ids, std::chrono::milliseconds timeout, const Replicas<Model>& replicas,
               DeviceThreads& threads)
       : replicas_(replicas),
@@ -43710,11 +43707,11 @@ class Collectives {
     if (threads_.at_work().empty())
       leave();
     else
-      static_cast<void>(group_.release());  // a thread that does not come back can't leave it
+      static_cast<void>(group_.release());  // a thread that does not come back can't leave the group
   }
 
-  /// Sends each copy the parameters that any of them lacks, and all buffers. Returns whether it does: where the devices
-  /// are all of the group, different GPUs, in a build with NCCL.
+  /// Sends each copy all buffers and the parameters that any copy lacks. Returns false, and does nothing, unless this
+  /// pass uses all devices, which are different GPUs, in a build with NCCL.
   bool replicate(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& from = replicas_.parameters(0);
@@ -43744,7 +43741,7 @@ class Collectives {
     return true;
   }
 
-  /// Adds the copies' gradients to the model's. Returns whether it does.
+  /// Adds the copies' gradients to the model's. Returns false, and does nothing, in the same cases.
   bool reduce(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& to = replicas_.parameters(0);
@@ -43758,7 +43755,7 @@ class Collectives {
           for (std::size_t i = 1; i < devices; ++i) any = any || entry(i, p).parameter().grad_arrived();
           for (std::size_t i = 0; any && i < devices; ++i) {
             const auto& own = replicas_.parameters(i).groups()[entry(i, p).group];
-            // Who has none of a gradient has zeros.
+            // A device without that gradient adds zeros.
             if (!entry(i, p).parameter().grad_arrived())
               absent_[i].push_back({own.grad(entry(i, p).begin), entry(i, p).count, own.dtype});
             if (i > 0)
@@ -43785,19 +43782,19 @@ class Collectives {
  private:
   using Piece = comm::DevicePiece;
 
-  // A new collective begins, if it takes all devices.
+  // Prepares a new collective; returns whether it covers all devices.
   bool serves(std::size_t devices) {
     for (auto& pieces : pieces_) pieces.clear();
     for (auto& pieces : absent_) pieces.clear();
     return possible_ && devices == device_ids_.size() && comm::device_group_maker() != nullptr;
   }
-  // Numbers that lie at `where(i)` on device i.
+  // Adds a range of numbers, at `where(i)` on device i.
   template <class Where>
   void add(const Where& where, std::size_t count, DType dtype) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].push_back({where(i), count, dtype});
   }
 
-  // Calls `task(rank, group)` in each device's thread. Where one throws all others give up; its error is thrown.
+  // Calls `task(rank, group)` in each device's thread. If one throws, aborts the others and throws its error.
   template <class Task>
   void exchange(const Task& task) {
     const bool joins = group_ == nullptr;
@@ -43815,7 +43812,7 @@ class Collectives {
         throw;
       }
     });
-    // The others fail because one has.
+    // Find the first failure: the other devices failed because of it.
     auto who = static_cast<std::size_t>(std::max(0, group_->failed()));
     if (!errors[who])
       who = static_cast<std::size_t>(std::find_if(errors.begin(), errors.end(), [](const auto& e) { return bool(e); }) -
@@ -43827,7 +43824,7 @@ class Collectives {
     rethrow_with(error, cat("DataParallel: replica ", who, " on device ", D{device_ids_[who]}, ": "));
   }
 
-  // Each thread for itself, since they wait for each other.
+  // Each device leaves in its own thread, since they wait for each other.
   void leave() {
     if (!group_) return;
     threads_.run(device_ids_.size(), [this](std::size_t i) { group_->leave(static_cast<int>(i)); });
@@ -43843,7 +43840,7 @@ class Collectives {
   std::vector<std::vector<Piece>> pieces_, absent_;  // by device
 };
 
-/// Devices in the host's memory have no such group.
+/// Host devices need no such group.
 template <class Model>
 class Collectives<Model, Cpu> {
  public:
@@ -43859,20 +43856,19 @@ class Collectives<Model, Cpu> {
 // <chorus/parallel/dp/device_balance.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_DEVICE_BALANCE_HPP
-/// A warning where devices that shall share the work evenly are of different sizes.
+/// A warning if devices that share the work evenly differ in size.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::dp {
 
-/// What a device can do, as far as it is known; 0: unknown.
+/// A device's memory in bytes and its number of processors; 0: unknown.
 struct DeviceSize {
   double memory = 0, processors = 0;
 };
 
-/// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
-/// "".
+/// A warning if the weakest device has less than three quarters of the strongest one's memory or processors; else "".
 inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
   const auto compare = [&](const char* what, double DeviceSize::*size) -> std::string {
     const auto [weakest, strongest] = std::minmax_element(
@@ -43897,7 +43893,7 @@ inline DeviceSize device_size(Cuda device) {
 }
 #endif
 
-/// Warns where the kind of device tells its sizes: `device_size(D)`.
+/// Warns if the device type has a function `device_size(D)`.
 template <Device D>
 void warn_of_imbalance(const std::vector<int>& device_ids) {
   if constexpr (requires(D device) { device_size(device); }) {
@@ -43921,28 +43917,28 @@ void warn_of_imbalance(const std::vector<int>& device_ids) {
 namespace chorus {
 
 struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
-  /// of the run.
+  /// Indices of the devices. The first holds the model. An index may occur twice: two copies share that device. Empty:
+  /// the devices of the run.
   std::vector<int> device_ids = {};
   /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  /// How long a device waits for the others: in NCCL's collectives, in SyncBatchNorm, and device 0 at the end of a
+  /// pass. Not set: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 namespace dp {
 
-/// The one that holds the model. Throws UsageError where there is none.
+/// The device that holds the model. Throws UsageError if there is none.
 template <Device D>
 D first_device(const DataParallelOptions& options) {
   check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
   return D{options.device_ids.front()};
 }
 
-/// What errors call the copies of the model.
+/// Names of the copies of the model in errors.
 template <Device D>
 std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   std::vector<std::string> names;
@@ -43950,8 +43946,8 @@ std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   return names;
 }
 
-/// With the devices and the timeout of `run`, where the options don't say: the devices that `run` names, or as many as
-/// it wants; where there are fewer GPUs, copies share them. Throws UsageError where both name devices, and others.
+/// Takes devices and timeout from `run` if the options don't give them: the devices that `run` names, or as many as it
+/// wants; if there are fewer GPUs, copies share them. Throws UsageError if both name devices, and they differ.
 template <Device D, class Run>
 DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   if (!options.timeout) options.timeout = run.world().timeout;
@@ -43975,12 +43971,12 @@ DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   return options;
 }
 
-/// With what is still open settled. There is a device. Throws UsageError, or DeviceError, for what makes no sense.
+/// Fills in the remaining defaults. Needs at least one device. Throws UsageError or DeviceError for invalid options.
 template <Device D>
 DataParallelOptions settled(DataParallelOptions options) {
   if (options.output_device < 0) options.output_device = options.device_ids.front();
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
-  CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
+  CachingAllocator<D>::of(D{options.output_device});  // throws if it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
   return options;
@@ -43993,18 +43989,17 @@ DataParallelOptions settled(DataParallelOptions options) {
 // <chorus/parallel/dp/input_roles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_HPP
-/// InputRoles: which inputs of a policy that cuts its batches are cut.
+/// InputRoles: which inputs a policy cuts along the batch.
 
 namespace chorus::dp {
 
-/// Knows which inputs of a policy belong to no sample. One that says nothing belongs to the samples where it is as long
-/// as the batch. That may be by chance: a mask [length, length], weights of features. Where the number of samples is
-/// another size of the inputs, too, an input is what it was in passes with batches of other sizes. In a first pass it
-/// is refused; or, where it is likely to be a target, it is cut, and a warning says so once.
+/// Decides which inputs of a policy hold no samples. An unmarked input holds samples if its length is the batch's.
+/// Equal length may be chance: a mask [length, length], weights of features. If another size of the inputs also equals
+/// the number of samples, the input's role in passes with other batch sizes decides. In the first pass it is refused,
+/// or, if it is likely a target, cut with one warning.
 class InputRoles {
  public:
-  /// How a pass splits its batch, into `most` shares at most. Throws ShapeError where it isn't known which inputs are
-  /// cut.
+  /// How a pass splits its batch, into at most `most` shares. Throws ShapeError if an input's role is unknown.
   template <class... Inputs>
   Split split(std::string_view policy, Index most, int dim, const Inputs&... inputs) {
     const Index batch = detail::samples_of(dim, inputs...);
@@ -44023,27 +44018,27 @@ class InputRoles {
   }
 
  private:
-  /// At one pass's inputs, in their order.
+  /// The inputs of one pass, in order.
   struct Look {
     std::string_view policy;
     Index batch;
     std::span<const Index> first = {}, doubtful = {};
-    bool coincides = false;          // the number of samples is another size of the first input, too
-    bool first_is_doubtful = false;  // it says nothing, and may be weights or a mask
-    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples elsewhere
+    bool coincides = false;          // another size of the first input equals the number of samples, too
+    bool first_is_doubtful = false;  // it is unmarked and may be weights or a mask
+    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples along another axis
     std::size_t further = 0;
   };
   struct Known {
-    std::size_t axes = 0;  // 0: nothing is known
+    std::size_t axes = 0;  // 0: unknown
     bool whole = false;
   };
 
-  // Returns whether an input is whole, though it is as long as the batch. `says`: its axis. `counts`: integers, which
-  // are labels rather than masks or weights.
+  // Returns whether an input has no samples, although its length is the batch's. `says`: it is marked. `counts`: it
+  // holds integers, so it has labels, not masks or weights.
   bool see(Look& now, std::span<const Index> shape, int axis, bool says, bool counts);
   void end(const Look& now) const;
 
-  std::array<Known, 16> known_{};  // by their order
+  std::array<Known, 16> known_{};  // by input
 };
 
 }  // namespace chorus::dp
@@ -44052,7 +44047,7 @@ class InputRoles {
 // <chorus/parallel/dp/input_roles_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_INPUT_ROLES_IMPL_HPP
-/// How inputs are told apart that are as long as the batch.
+/// The role of inputs whose length equals the batch's.
 
 namespace chorus::dp {
 
@@ -44062,7 +44057,7 @@ CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int 
   if (now.first.data() == nullptr) {
     now.first = shape;
     now.first_is_doubtful = !says && (row || square);
-    // An image's height and width mean nothing else.
+    // Image height and width are never a number of samples.
     for (std::size_t i = 0; i < (shape.size() < 4 ? shape.size() : 2); ++i)
       now.coincides = now.coincides || (i != at && shape[i] == now.batch);
     return false;
@@ -44090,7 +44085,7 @@ CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int 
 }
 
 CHORUS_INLINE void InputRoles::end(const Look& now) const {
-  // One input beside the first is likely to be its target.
+  // If there is one input besides the first, it is likely its target.
   const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
   if (doubt <= 0) return;
   const auto text = [&] {
@@ -44112,17 +44107,17 @@ CHORUS_INLINE void InputRoles::end(const Look& now) const {
 // <chorus/parallel/dp/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_PASS_HPP
-/// One forward pass of DataParallel: what the devices' threads work with, even where one comes back late.
+/// One forward pass of DataParallel: the data of the devices' threads, kept alive for a thread that ends late.
 
 // <chorus/parallel/dp/scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_SCATTER_HPP
-/// Step 1, scatter: each device gets its share of the inputs. In backward the gradients of the shares go back.
+/// Step 1, scatter: each device gets its share of the inputs. Backward returns the gradients of the shares.
 
 namespace chorus::dp {
 
-/// Adds the gradient of a device's share to the gradient of the input: to its range of `axis` that begins with sample
-/// `begin`, or where the input was not cut to all of it.
+/// Adds the gradient of a device's share to the input's gradient: to the range of `axis` that begins at sample `begin`,
+/// or to all of it if the input was not cut.
 template <class T, int Rank, class D>
 void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& input, bool cut, int axis, Index begin) {
   if (!share.grad().defined()) return;
@@ -44137,9 +44132,9 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
                      grad.size(axis), grad.data(), target.data(), true);
 }
 
-/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or of what belongs to no
-/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has
-/// no tensors in it is the same object for all devices.
+/// Makes device `number`'s share of each tensor in an input: its own samples, or all of a tensor without samples. The
+/// share of a Variable that wants a gradient is a leaf; its gradient is returned later. All devices share objects
+/// without tensors.
 template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;
@@ -44174,7 +44169,7 @@ struct MakeShare : detail::TensorFunction {
   }
 };
 
-/// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
+/// Device `number`'s share of the inputs, as a tuple. `returns` gets the functions that return the gradients.
 template <template <class> class Make = MakeShare, Device D, class... Inputs>
 auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
   const trace::Span span(trace::Lane::communication, "copy", "scatter");
@@ -44183,7 +44178,7 @@ auto scatter(const Split& split, std::size_t number, D device, GradientReturns& 
       detail::map_tensors(std::array{&inputs}, share)...};
 }
 
-/// What `scatter` makes of such inputs.
+/// The result type of `scatter` for these inputs.
 template <template <class> class Make, Device D, class... Inputs>
 using Shares =
     decltype(scatter<Make>(Split{}, 0, D{}, std::declval<GradientReturns&>(), std::declval<const Inputs&>()...));
@@ -44194,13 +44189,13 @@ using Shares =
 // <chorus/parallel/unlisted_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_HPP
-/// A warning of parameters that a model uses, and has not listed.
+/// A warning about parameters that a model uses but does not list.
 
 namespace chorus::detail {
 
-/// A member that CHORUS_MODULE does not list is an easy mistake: its parameters would stay as they are, without a word,
-/// and all copies of the model share them. A policy watches what its model uses in the first forward pass that records
-/// gradients.
+/// It is an easy mistake to omit a member in CHORUS_MODULE: its parameters would silently not be trained, and all
+/// copies of the model would share them. A policy watches which parameters its model uses in the first forward pass
+/// that records gradients.
 class UnlistedParameters final : public ParameterWatch {
  public:
   template <Device D>
@@ -44209,7 +44204,7 @@ class UnlistedParameters final : public ParameterWatch {
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
   void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
-  /// The pass has ended.
+  /// The pass has ended: prints the warning if there is one.
   void say_what_was_seen() const;
 
  private:
@@ -44218,7 +44213,7 @@ class UnlistedParameters final : public ParameterWatch {
   std::string shapes_;
 };
 
-/// While it lives, this thread's parameters are watched; by nothing, by none.
+/// While it lives, `watch` records the parameters that this thread uses; null: no recording.
 class WatchScope {
  public:
   explicit WatchScope(std::shared_ptr<UnlistedParameters> watch)
@@ -44238,7 +44233,7 @@ class WatchScope {
 // <chorus/parallel/unlisted_parameters_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_UNLISTED_PARAMETERS_IMPL_HPP
-/// How parameters are found that a model does not list.
+/// Detects parameters that a model does not list.
 
 namespace chorus::detail {
 
@@ -44273,8 +44268,7 @@ CHORUS_INLINE WatchScope::~WatchScope() {
 
 namespace chorus::dp {
 
-/// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
-/// std::apply.)
+/// Calls a model with the inputs in a tuple. (Without std::apply, compile errors in `forward` are short.)
 template <class Model, class... Own>
 auto call(Model& model, const std::tuple<Own...>& shares) {
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -44282,13 +44276,13 @@ auto call(Model& model, const std::tuple<Own...>& shares) {
   }(std::index_sequence_for<Own...>{});
 }
 
-/// `Shares`: the tuple of a device's inputs. `Returned`: what the model makes of them.
+/// `Shares`: the tuple of a device's inputs. `Returned`: the model's output.
 template <class Model, class Shares, class Returned>
 class Pass {
  public:
   using Output = Returned;
 
-  /// `devices`: so many take part. `random`: the whole batch's. `watch`: of the first device's parameters, or null.
+  /// `devices`: how many take part. `random`: the whole batch's. `watch`: for the first device's parameters, or null.
   Pass(const Split& how, std::size_t devices, Model& model, const Replicas<Model>& replicas,
        const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
@@ -44304,8 +44298,8 @@ class Pass {
 
   std::size_t devices() const { return drew_.size(); }
 
-  /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
-  /// first device's model writes into its buffers, the others have copied before.
+  /// In the thread of device `i`: calls `task`, which must end, and waits until all devices have done so. Thus the
+  /// buffers are copied before the first device's model writes to them.
   template <class Task>
   void prepare(const Task& task) {
     struct Wait {
@@ -44316,7 +44310,7 @@ class Pass {
     task();
   }
 
-  /// In the thread of device `i`: its copy of the model makes its output of its share.
+  /// In the thread of device `i`: its copy of the model computes the output for its share.
   void forward(std::size_t i) {
     forward(i, [&](Model& model, const RandomContext& whole) {
       RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
@@ -44325,7 +44319,7 @@ class Pass {
       return random.drew;
     });
   }
-  /// The same where `compute(model, random)` fills `outputs`, and returns whether random numbers were drawn.
+  /// The same with `compute(model, random)`, which fills `outputs` and returns whether it drew random numbers.
   template <class Compute>
   void forward(std::size_t i, const Compute& compute) {
     const GradMode mode(grad_);
@@ -44336,11 +44330,11 @@ class Pass {
     drew_[i] = compute(i == 0 ? first_ : copies_[i - 1]->model(), whole);
   }
 
-  /// Whether random operations have drawn numbers on any device.
+  /// Whether random operations drew numbers on any device.
   bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
 
   const Split split;
-  // By share, of which each device has one.
+  // By share; each device has one.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
   std::vector<std::optional<Output>> outputs;
@@ -44361,25 +44355,25 @@ class Pass {
 // <chorus/parallel/dp/recorded.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_RECORDED_HPP
-/// An extension for gradients of gradients: where an input is a GraphVariable, all devices' work is one graph on the
-/// tape. Each copy between devices is an operation of it: of the parameters (PyTorch's Broadcast, whose reverse adds
-/// the gradients up), of inputs and of outputs. Who has a GraphVariable has included ops/higher_order.hpp; this header
-/// does without, for the sake of programs that have none.
+/// An extension for gradients of gradients: if an input is a GraphVariable, the work of all devices is one graph on the
+/// tape. Each copy between devices is an operation in it: of parameters (PyTorch's Broadcast, whose backward sums the
+/// gradients), of inputs and of outputs. A program with GraphVariables includes ops/higher_order.hpp; this header
+/// doesn't, to keep other programs small.
 
 namespace chorus::dp {
 
-/// Whether a forward pass on such inputs is recorded as one graph.
+/// Whether a forward pass with these inputs is recorded as one graph.
 template <class... Inputs>
 inline constexpr bool is_recorded = (detail::holds_graph_variables<Inputs> || ...);
 
-/// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
+/// Records `copy`, a replica's parameter with the values of `original`, on the tape as a copy of it.
 template <Real T, int Rank, Device D>
 void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   auto& from = static_cast<ParameterNode<T, Rank, D>&>(original);
   const auto& to = static_cast<const ParameterNode<T, Rank, D>&>(copy);
   copy.set_origin(detail::record_copy(to.value(), GraphVariable(from.as_variable()), trace::Traffic::gradients).node());
 }
-/// The same for one of any type. Throws UsageError for more axes than a convolution's weight has.
+/// The same for a parameter of any type. Throws UsageError for more than 5 axes.
 template <Device D>
 void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   const auto of_rank = [&]<int Rank>(std::integral_constant<int, Rank>) {
@@ -44398,7 +44392,7 @@ void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
                     " axes can't be copied to devices for GraphVariables: 5 are the most");
 }
 
-/// MakeShare, where Variables become GraphVariables.
+/// MakeShare that turns Variables into GraphVariables.
 template <class D>
 struct MakeRecordedShare : MakeShare<D> {
   using MakeShare<D>::MakeShare;
@@ -44420,7 +44414,7 @@ struct MakeRecordedShare : MakeShare<D> {
   }
 };
 
-/// JoinOutputs, where Variables are joined by recorded operations.
+/// JoinOutputs that joins Variables with recorded operations.
 template <class D>
 struct JoinRecordedOutputs : JoinOutputs<D> {
   using JoinOutputs<D>::JoinOutputs;
@@ -44442,8 +44436,8 @@ struct JoinRecordedOutputs : JoinOutputs<D> {
   }
 };
 
-/// Steps 1 to 3. All is put on the tape in the order of the devices, not of their threads: in the reverse of it
-/// backward adds up, without a step 5.
+/// Steps 1 to 3. Operations are recorded in the order of the devices, not of their threads, so backward sums in the
+/// reverse of that order. There is no step 5.
 template <class Model, class Shares, class Output, class Apply, class... Inputs>
 void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, const Replicas<Model>& replicas,
                       Apply& parallel_apply, const Inputs&... inputs) {
@@ -44469,11 +44463,11 @@ void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, 
 // <chorus/parallel/dp/reduce.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DP_REDUCE_HPP
-/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+/// Step 5, reduce: the gradients of all copies are added to the model's gradients on the first device.
 
 namespace chorus::dp {
 
-/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on devices 1 to `used` - 1.
 template <class Model, class F>
 void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
   for (std::size_t i = 1; i < used; ++i)
@@ -44481,14 +44475,14 @@ void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f
       f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
 }
 
-/// Before backward: one that failed may have left gradients on the copies.
+/// Called before backward: a failed backward may have left gradients on the copies.
 template <class Model>
 void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
   for_each_copy(replicas, used,
                 [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
 }
 
-/// `to`, on the first device, becomes or grows by `from`, on another.
+/// Copies `from` (on another device) to `to` (on the first), or adds it if `add`.
 template <Device D>
 void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
                    bool add) {
@@ -44496,7 +44490,7 @@ void add_gradients(DType dtype, std::size_t count, D from_device, const std::byt
   if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
   Storage<D> near;
   if constexpr (!std::is_same_v<D, Cpu>)
-    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel doesn't
       near = Storage<D>(to_device, bytes);
       copy_bytes(to_device, near.data(), from_device, from, bytes);
       from = static_cast<const std::byte*>(near.data());
@@ -44508,15 +44502,15 @@ void add_gradients(DType dtype, std::size_t count, D from_device, const std::byt
     kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
 }
 
-/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
-/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to the model's, one copy after the other. `run(workers,
+/// task)` calls `task(i)` in the threads of the first devices.
 template <class Model, class Run>
 void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   struct Piece {
     std::size_t device, group, begin, count;
     bool add;
   };
-  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<Piece> pieces;  // arrived gradients; neighbours are merged
   std::vector<std::size_t> bytes(used);
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     if (!copy.parameter().grad_arrived()) return;
@@ -44534,8 +44528,8 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   if (pieces.empty()) return;
   for (std::size_t i = 1; i < used; ++i)
     trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
-  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
-  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  // Each worker adds its own block of the range between the first and last element with a gradient. Blocks are the same
+  // for all copies, even if these have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
   struct Range {
     std::size_t begin = SIZE_MAX, end = 0;
@@ -44563,9 +44557,9 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   });
 }
 
-/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
-/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
-/// to where `grad` collects.
+/// An extension for `grad`, which computes the gradients of some parameters and leaves all others unchanged. Runs
+/// `backward` on all devices; the copies skip the parameters that the model skips. Adds the results to the buffers of
+/// `grad`.
 template <class Model, class Backward>
 void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
   const auto skip = [&](bool on) {
@@ -44596,7 +44590,7 @@ void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Back
 // <chorus/parallel/model_handles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_MODEL_HANDLES_HPP
-/// The parameters and buffers that a model has when a policy takes it: flat buffers, copies and hooks are of those.
+/// The parameters and buffers of a model when a policy takes it: flat buffers, copies and hooks refer to these.
 
 namespace chorus::detail {
 
@@ -44607,14 +44601,14 @@ class ModelHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now.
+  /// Throws UsageError if the model has other parameters or buffers now.
   void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
   }
-  /// Also where another policy has moved them out of `flat`.
+  /// Also throws if another policy has moved them out of `flat`.
   template <class Flat>
   void check_kept(nn::Module& model, const Flat& flat) {
     check_kept(model);
@@ -44645,16 +44639,16 @@ class ModelHandles final : public nn::detail::Walker {
 // <chorus/parallel/one_process_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ONE_PROCESS_POLICY_HPP
-/// What the policies of one process have in common: nothing has to be asked of other processes.
+/// Common base of the policies of one process: they need no communication.
 
 // <chorus/parallel/access.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ACCESS_HPP
-/// The door through which classes of the library reach what a policy has for them, and users don't call.
+/// Access: lets classes of the library reach members of a policy that are not for users.
 
 namespace chorus::detail {
 
-/// A policy that has something for them specialises it.
+/// A policy that has such members specialises it.
 template <class Net>
 class Access {
  public:
@@ -44679,13 +44673,13 @@ AccessTo<Net> access_to(Net& net) {
 namespace chorus {
 
 struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  /// All ranks throw as soon as one has run out of batches, instead of continuing. For models whose forward or backward
+  /// has collectives of its own, which ended ranks can't join (SyncBatchNorm).
   bool throw_on_early_termination = false;
-  /// What `body` does after each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
+  /// The part of `body` after each averaged backward pass: usually clipping and `optimizer.step()`. Ranks that have
+  /// ended call it, too, with the same averages, so that optimizer state stays equal on all ranks. A ShardedOptimizer
+  /// needs it, and so does a ParameterServer, whose rank 0 steps for all. Without it, parameters and buffers are equal
+  /// afterwards, but momenta are not. With a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 
@@ -44695,14 +44689,14 @@ struct JoinOptions {
 // <chorus/parallel/no_sync.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_NO_SYNC_HPP
-/// The scope in which a distributed policy adds up gradients on each rank by itself.
+/// The scope in which a distributed policy accumulates gradients locally.
 
 namespace chorus {
 
 /// Made by a policy's `no_sync()`.
 class NoSync {
  public:
-  /// Where there is nothing to switch off: gradients add up in any case.
+  /// For one process: gradients accumulate anyway.
   NoSync() = default;
   explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
   ~NoSync() {
@@ -44722,45 +44716,45 @@ class NoSync {
 // <chorus/parallel/policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_HPP
-/// What all policies share: the model, its flat parameters, its samples and its random numbers.
+/// Common base of all policies: the model, its flat parameters, its sampler and its random numbers.
 
 namespace chorus {
 
 class BatchGroup;
 
 struct GatheredOptions {
-  bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
+  bool write = false;  ///< all ranks take what rank 0 writes meanwhile
 };
 
-/// What a policy has of its model whatever the model's type is.
+/// The part of a policy that doesn't depend on the model's type.
 template <Device D>
 class PolicyOn {
  public:
   using device_type = D;
-  /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
+  /// Whether each pass sums the whole batch's gradients by itself, in its own parts (SameBits).
   static constexpr bool adds_up_in_pass = false;
 
   PolicyOn(const PolicyOn&) = delete;
   PolicyOn& operator=(const PolicyOn&) = delete;
 
-  /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
-  /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
-  /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
-  /// has the order of its members, where an order has to stay.
+  /// All parameters, for an optimizer: the model's, with the whole parameter's `extents()`; `count()` numbers of each
+  /// are this process's. They are in memory order: under DistributedDataParallel the first backward pass reorders them
+  /// by the arrival of their gradients. If the order must be stable, use names, or `nn::named_parameters` of
+  /// `module()`, in the order of its members.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
-  /// While it lives, each process has the whole model: to save, load, inspect. Under most policies it always has. All
-  /// ranks call it, and end it, together.
+  /// While it lives, each process has the whole model: to save, load or inspect. Under most policies it always has. All
+  /// ranks create and destroy it together.
   struct [[maybe_unused]] Gathered {
     Gathered() = default;
     Gathered(const Gathered&) = delete;
     Gathered& operator=(const Gathered&) = delete;
-    ~Gathered() {}  // not trivial: a name for it is no unused variable
+    ~Gathered() {}  // not trivial, so a variable of it is not unused
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
-  /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
-  /// them, and all ranks call it. Its return value and errors are those.
+  /// optim::clip_grad_norm of all parameters: the same line under every policy, even if each rank has only a part of
+  /// them. All ranks call it. Return value and errors are the same.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
@@ -44769,26 +44763,26 @@ class PolicyOn {
   void eval() { any_model_.eval(); }
   bool training() const { return any_model_.training(); }
 
-  /// For models that return their loss: what backward starts from. The same under every policy.
+  /// For models that return their loss: the loss that backward starts from. The same under every policy.
   template <AnyVariable Loss>
   const Loss& mean_loss(const Loss& loss) const {
     return loss;
   }
 
-  /// Who shares the batch with this process, for of_global_batch; null where it is whole.
+  /// The group that shares the batch with this process, for of_global_batch; null if the batch is whole.
   std::shared_ptr<BatchGroup> global_batch() const { return nullptr; }
 
-  /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
+  /// Expires with this policy: optimizers and hooks of the model's parameters may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
   std::uint64_t seed() const { return random_.seed; }
-  /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
-  /// Random operations depend on it, so a checkpoint keeps it.
+  /// The number of forward passes that drew random numbers, and of others with the model in training. Random operations
+  /// depend on it, so a checkpoint keeps it.
   std::uint32_t forward_passes() const { return passes_; }
   void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
-  /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order
-  /// that depends on it, so a checkpoint keeps it.
+  /// The names of the parameters in the order of the flat buffers. Sums over three or more ranks may be rounded in an
+  /// order that depends on it, so a checkpoint keeps it.
   std::vector<std::string> parameter_order() const {
     std::vector<std::string> names;
     for (const auto& entry : flat_.entries()) names.push_back(entry.named.name);
@@ -44796,7 +44790,7 @@ class PolicyOn {
   }
 
  protected:
-  /// The model has to outlive this.
+  /// The model must outlive this.
   PolicyOn(nn::Module& model, std::uint64_t seed)
       : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
@@ -44806,13 +44800,12 @@ class PolicyOn {
   }
   ~PolicyOn() = default;
 
-  /// What is to watch the model in the pass that begins: the first one that records gradients.
+  /// Watches the model in the pass that begins: only in the first that records gradients.
   std::shared_ptr<detail::UnlistedParameters> watch_once() {
     return grad_enabled() ? std::exchange(unlisted_, nullptr) : nullptr;
   }
 
-  /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the
-  /// model's.
+  /// An argument of the model: a Tensor on another kind of device, such as a loader's batch, is copied to the model's.
   template <class X>
   decltype(auto) on_model_device(const X& x) const {
     if constexpr (!AnyTensor<X>)
@@ -44823,8 +44816,8 @@ class PolicyOn {
       return detail::with_batch_axis_of<X>(to_device(x, model_device()));
   }
 
-  /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
-  /// again, by a checkpoint around it, draws the same numbers, and does not count.
+  /// The random context of the forward pass that begins, with that many samples (see RandomContext). A pass that a
+  /// checkpoint recomputes draws the same numbers and does not count.
   RandomContext& begin_forward(Index samples = 0) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
@@ -44843,15 +44836,15 @@ class PolicyOn {
   void end_forward() {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
-  /// Where the parameters are; under DataParallel the first device.
+  /// The device of the parameters; under DataParallel the first device.
   device_type model_device() const { return flat_.groups().front().values.device(); }
-  /// Ranks have settled on a number for the pass under way.
+  /// Ranks have agreed on a number for the current pass.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
     random_.step = number;
   }
 
-  /// Whether the model or any layer of it is in training.
+  /// Whether the model or any of its layers is in training.
   bool any_training() { return nn::detail::any_training(any_model_); }
 
   nn::Module& any_model_;
@@ -44867,19 +44860,19 @@ class PolicyOn {
   }
 
   std::uint32_t passes_ = 0;
-  bool counts_ = true;  // the pass under way
+  bool counts_ = true;  // whether the current pass counts
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
-/// A model, before what is made for it.
+/// Holds the model; constructed before the policy's other members.
 template <class Model>
 struct HeldModel {
   explicit HeldModel(Model model) : model_(std::move(model)) {}
   Model model_;
 };
 
-/// Base of all policies: the model, and `Base`, which knows it as any model.
+/// Base of all policies: the model, and `Base`, which doesn't know its type.
 template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
 class Policy : protected HeldModel<Model>, public Base {
   static_assert(
@@ -44889,15 +44882,14 @@ class Policy : protected HeldModel<Model>, public Base {
  public:
   using model_type = Model;
 
-  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
-  /// samples each has.
+  /// The model itself, which is trained, saved and loaded. Its parameters have the same names under every policy. To
+  /// compute with it, call the policy, which handles passes of several devices (such as the number of samples of each).
   Model& module() { return this->model_; }
   const Model& module() const { return this->model_; }
 
   using Base::gathered;
-  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
-  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  /// Calls `f(model)` on every rank with the whole model, as on one device: the same line under every policy. Writes of
+  /// `f` persist; all ranks must write the same. All ranks call it.
   template <class F>
   requires std::invocable<const F&, Model&>
   void gathered(const F& f) {
@@ -44906,13 +44898,13 @@ class Policy : protected HeldModel<Model>, public Base {
   }
 
  protected:
-  /// `arguments`: of `Base`, behind the model.
+  /// `arguments`: of `Base`, after the model.
   template <class... Arguments>
   explicit Policy(Model model, Arguments&&... arguments)
       : HeldModel<Model>(std::move(model)), Base(this->model_, std::forward<Arguments>(arguments)...) {}
 };
 
-/// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
+/// The slot in which `trace` counts the memory of a policy's device number `i`; with one device per rank, this rank's.
 template <class Net>
 requires requires(const Net& net) { net.flat_parameters(); }
 int trace_slot(const Net& net, [[maybe_unused]] int i) {
@@ -44922,7 +44914,7 @@ int trace_slot(const Net& net, [[maybe_unused]] int i) {
     return trace_slot(net.flat_parameters().entries().front().parameter().where());
 }
 
-/// Where `trace` counts what a policy's device number `i` has sent; where each rank has one, `i` is the rank.
+/// The place under which `trace` counts messages of a policy's device number `i`; with one device per rank, rank `i`.
 template <class Net>
 int trace_place(const Net& net, int i) {
   if constexpr (requires { net.options().device_ids; }) return net.options().device_ids[static_cast<std::size_t>(i)];
@@ -44935,7 +44927,7 @@ using Rebind = typename Net::template rebind<Model>;
 
 struct SamplingOptions {
   bool shuffle = true;
-  /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.
+  /// Repeat samples so that all shares of a batch have the same size, as PyTorch's DistributedSampler does.
   bool padding = false;
 };
 
@@ -44957,15 +44949,15 @@ class OneProcessPolicy : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
 
-  /// For loops that add up the gradients of several batches: one process always does.
+  /// For loops that accumulate gradients of several batches: a single process needs no switch.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// For loops in which ranks may have different numbers of batches: here there is one rank, which runs `body`.
+  /// For loops whose number of batches may differ between ranks: there is one rank, which runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
 
-  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  /// `value`, the mean over this process's samples, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }
   /// Sums over all processes, in place.
   void sum(std::span<double>) const {}
@@ -44989,10 +44981,10 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
  public:
   using D = typename Policy<Model>::device_type;
 
-  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
-  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
-  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
-  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
+  /// For models that return their loss, the mean over their share: combines the last forward pass's losses, one per
+  /// device, to the mean over the whole batch. A device is weighted by the elements of its loss's mean (counted tokens,
+  /// a sum of class weights), or by its samples if unknown: for a loss computed by hand, and under NoGrad. Throws
+  /// ShapeError for another number of losses, UsageError for sums of means over different numbers.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     return scalars_.mean(losses);
@@ -45013,13 +45005,13 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
     warn_of_imbalance<D>(options_.device_ids);
   }
 
-  /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
+  /// Splits the batch and copies layer members other than parameters and buffers to the devices that take part.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
     return begin_shares<Make>(
         Index{devices()}, [](const Split& split) { return split.devices; }, inputs...);
   }
-  /// The same for a batch in `most` shares, of which `devices_of(split)` devices have some.
+  /// The same for a batch in `most` shares, which go to `devices_of(split)` devices.
   template <template <class> class Make, class DevicesOf, class... Inputs>
   auto begin_shares(Index most, const DevicesOf& devices_of, const Inputs&... inputs) {
     parallel_apply_.await();
@@ -45052,7 +45044,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
 
   void before_backward(std::size_t devices) {
     forget_gradients(replicas_, devices);
-    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    // Recomputation must see the model as it is now on the first device, whatever passes came between.
     for (std::size_t i = 1; i < devices; ++i) {
       replicas_[i].end_recording();
       replicas_[i].take_members(this->model_);
@@ -45091,17 +45083,17 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
 
 namespace chorus {
 
-/// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, except the first
-/// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
-/// first device's parameters alone. Must outlive the losses made through it.
+/// Each device keeps its copy of the model from step to step; a forward pass sends it the parameters and layer members
+/// that changed. Writes of a copy to its buffers are lost, except on the first device. `zero_grad` inside the model
+/// works as on one device, because gradients accumulate in the first device's parameters only. Must outlive the losses
+/// made through it.
 ///
-/// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
-/// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
-/// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
-/// `timeout` after the first device has ended (dp::ParallelApply).
+/// Gradients are added in the order of the devices, so that a repeated run has the same bits. Between different GPUs
+/// NCCL sends and adds, in its own order (dp::Collectives); the pass or the next one throws its failures as CommError
+/// or TimeoutError. If a copy of the model does not finish forward or backward within `timeout` after the first device,
+/// the pass throws TimeoutError (dp::ParallelApply).
 ///
-/// Below stands the algorithm, in five steps, each a file of dp/. What options and extensions add is around it, in
+/// This file holds the algorithm, in five steps, each a file of dp/. Options and extensions are in
 /// dp/policy_with_options.hpp.
 template <class Model>
 class DataParallel : public dp::PolicyWithOptions<Model> {
@@ -45114,12 +45106,11 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   template <class Other>
   using rebind = DataParallel<Other>;
 
-  /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
-  /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
-  /// DeviceError for a device that doesn't exist.
+  /// Moves the model's parameters and buffers to the first device. Existing handles, optimizers and hooks stay valid.
+  /// Throws UsageError without devices and for invalid options; DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model), std::move(options), seed) {}
-  /// For `launch`: as many devices as `run` says, unless the options name them.
+  /// For `launch`: uses as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run, DataParallelOptions options = {})
@@ -45127,20 +45118,19 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
     run.check_options();
   }
 
-  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
-  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass. A tuple of outputs may have
-  /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
-  /// element a device.
-  /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
-  /// one, on no more devices than there are samples. There are as many samples as in the inputs that say their axis,
-  /// else as in the first one. Every copy has all of what is `whole(x)`, and of what has another size there; see
-  /// dp::InputRoles for inputs that may be as long as the batch by chance, of which some are refused with a ShapeError.
-  /// Other arguments go to every copy as they are. Outputs are joined along the same axis; ShapeError for those that
-  /// have their samples along another one (see dp::joined_axis). What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
-  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
-  /// backward goes in the calling thread.
+  /// Returns the model's output for the whole batch, on the output device. Scalars become a vector with one element per
+  /// device; a warning says so once unless `mean_loss` is called before the next pass. A tuple of outputs may hold
+  /// scalars. A struct with `fields()` keeps its type and may not: its field of shape [1] becomes one with an element
+  /// per device.
+  /// Tensors and Variables are cut along `dim`, or the axis of their BatchAxis, into shares that differ by at most one
+  /// sample, on no more devices than samples. The inputs that name their axis give the number of samples, else the
+  /// first input. Every copy gets all of `whole(x)` and of an input with another size; dp::InputRoles decides about
+  /// inputs that may have the batch's length by chance, and refuses some with a ShapeError. Other arguments go to every
+  /// copy unchanged. Outputs are joined along the same axis; ShapeError if their samples lie along another one (see
+  /// dp::joined_axis). An exception of a copy is rethrown with the same type; its message names the copy and its
+  /// device. Throws UsageError if a layer has got other parameters or buffers since the policy took the model, or if
+  /// another policy has taken it. `grad` works through it; for gradients of gradients pass a GraphVariable as an input:
+  /// then the work of all devices is one graph, and backward runs in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
@@ -45151,14 +45141,14 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
       pass->prepare([&] {
         // 1. Scatter: the device gets its share of each input.
         pass->shares[i].emplace(dp::scatter(pass->split, i, this->replicas_.device(i), pass->returns[i], inputs...));
-        // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
+        // 2. Replicate: its copy of the model gets the changed parameters. The first device uses the model itself.
         if (!replicated) dp::replicate(this->replicas_, i);
       });
-      // 3. Parallel apply: all copies run at once, each on what it has.
+      // 3. Parallel apply: all copies run at once, each on its share.
       pass->forward(i);
     });
     this->end_pass(*pass);
-    // 4. Gather: the outputs become one, on the output device.
+    // 4. Gather: the outputs are joined on the output device.
     const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
@@ -45168,12 +45158,12 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   auto operator()(const Inputs&... inputs) { return this->forward_recorded(inputs...); }
 
  private:
-  // The loss goes back through `on_tape`, which calls this.
+  // Backward of the loss reaches `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
     this->parallel_apply_.await();
     this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
-    // 5. Reduce: the gradients of all copies are added to those of the model.
+    // 5. Reduce: the gradients of all copies are added to the model's.
     if (!this->collectives_.reduce(roots.size()))
       dp::reduce(this->replicas_, roots.size(),
                  [this](std::size_t workers, const auto& task) { this->parallel_apply_.run(workers, task); });
@@ -45192,68 +45182,68 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
 // <chorus/parallel/ddp/access.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCESS_HPP
-/// What classes of the library need of a DistributedDataParallel, and users don't call.
+/// The members of DistributedDataParallel that classes of the library need and users don't call.
 
 // <chorus/parallel/ddp/parameter_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_MEMORY_HPP
-/// What checkpoints, scalers and other extensions of DistributedDataParallel see of a hook's memory.
+/// A communication hook's state per parameter, as checkpoints, scalers and other extensions see it.
 
 // <chorus/parallel/ddp/extension.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EXTENSION_HPP
-/// What extends DistributedDataParallel: each option is an extension, which the core calls at a few moments.
+/// Extensions of DistributedDataParallel: each option is one; the core calls it at a few moments.
 
 // <chorus/parallel/ddp/batch_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_HPP
-/// What ranks tell each other of a pass: how many samples each has, and of what means and sums its loss is made. By
-/// that their gradients count.
+/// Ranks tell each other the number of samples of a pass, and the means and sums in its loss. These give the weights of
+/// their gradients.
 
 // <chorus/parallel/ddp/same_program.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_HPP
-/// Ranks run one program: what each has done with the net since they compared last is the same on all, or is refused on
-/// all, before a gradient is used.
+/// Ranks run the same program: their calls on the net since the last comparison are compared, and a difference is an
+/// error on all ranks before a gradient is used.
 
 namespace chorus::ddp {
 
-/// What a rank says of its program.
+/// A rank's message about its program.
 struct Said {
   std::int64_t batch = 0;              ///< see Ledger
   double lr = 0;                       ///< of the last step
-  std::uint64_t numbers = 0;           ///< a hash of what all steps went by
-  std::int32_t passes = 0, steps = 0;  ///< since ranks compared last
-  std::int32_t most_steps = 0;         ///< of one optimizer
+  std::uint64_t numbers = 0;           ///< a hash of the numbers that all steps used
+  std::int32_t passes = 0, steps = 0;  ///< since the last comparison
+  std::int32_t most_steps = 0;         ///< the largest number of one optimizer's
   std::int32_t optimizers = 0;
   std::int32_t parameters_written = 0, buffers_written = 0;  ///< calls of `assign` and the like
   bool found_writes = false;                                 ///< through a pointer
   bool forgot = false;                                       ///< gradients, by zero_grad
-  bool compares = true;                                      ///< else it may be anything
-  bool together = false;                                     ///< in no pass, but in eval(), gathered or the like
+  bool compares = true;                                      ///< false: differences are allowed
+  bool together = false;                                     ///< not in a pass, but in eval(), gathered() or the like
 };
 
-/// What ranks ask of it.
+/// The interface that ranks' comparisons use.
 class Program {
  public:
   virtual Said say() = 0;
-  /// Throws UsageError, on every rank, where they differ. `all`: by rank. A collective where they do.
+  /// Throws UsageError on every rank if ranks differ. `all`: by rank. A collective if they differ.
   virtual void compare(std::span<const Said> all) = 0;
 
  protected:
   ~Program() = default;
 };
 
-/// What the ranks of a policy have alike.
+/// Which facts are equal on all ranks of a policy.
 struct Alike {
-  bool steps = true;           ///< optimizers step on each
-  bool zero_grad = true;       ///< nobody but the program forgets gradients
-  bool all_parameters = true;  ///< each has all, so that there are as many optimizers
-  bool contents = false;       ///< they have the same numbers, which can be looked at
-  bool rank_0_writes = false;  ///< what rank 0 alone writes becomes all ranks'
+  bool steps = true;           ///< optimizers step on each rank
+  bool zero_grad = true;       ///< only the program drops gradients
+  bool all_parameters = true;  ///< each rank has all parameters, hence as many optimizers
+  bool contents = false;       ///< values are equal, so they can be compared
+  bool rank_0_writes = false;  ///< ranks take what rank 0 alone writes
 };
 
-/// One rank's side of it. Parameters and buffers are those that ranks share; of a pipeline, those of all stages.
+/// One rank's record. Parameters and buffers are those that ranks share; in a pipeline, those of all stages.
 template <Device D, class Communicator>
 class SameProgram final : public Program {
  public:
@@ -45262,19 +45252,19 @@ class SameProgram final : public Program {
 
   SameProgram(std::string_view policy, Communicator& communicator) : policy_(policy), communicator_(communicator) {}
 
-  /// From now on the net's optimizers and loaders are heard of.
+  /// Starts recording the net's optimizers and loaders.
   [[gnu::cold]] void listen(Parameters parameters, Buffers buffers, const Alike& alike);
   Alike& alike() { return alike_; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   void let_ranks_differ() { compares_ = false; }
-  /// Ranks have made different numbers of steps, as they may in a join.
+  /// Allows different numbers of steps on the ranks, as in a join.
   void forget(bool uneven) {
     ledger_->begin_anew();
     ledger_->uneven = ledger_->uneven || uneven;
     writes_ = count();
   }
 
-  /// A whole number below 2^20, the same on ranks whose optimizers have made the same steps since they compared last.
+  /// A whole number below 2^20, equal on ranks whose optimizers have made the same steps since the last comparison.
   double mark() const {
     if (!compares_ || !alike_.steps || !alike_.all_parameters) return 0;
     std::uint64_t all = 0;
@@ -45285,14 +45275,14 @@ class SameProgram final : public Program {
   Said say() override;
   void compare(std::span<const Said> all) override;
 
-  /// A comparison by itself: all ranks begin a pass, or are `together` in something else.
+  /// A separate comparison: all ranks begin a pass, or are `together` in another call.
   void compare_now(bool together);
 
  private:
   struct Writes {
     std::uint64_t parameters = 0, buffers = 0, found = 0, forgotten = 0;
   };
-  // The numbers of parameters that somebody has a pointer to are looked at.
+  // Parameters to which the program holds pointers are checked for changes.
   Writes count() const;
 
   bool same_as(const Said& a, const Said& b) const;
@@ -45306,7 +45296,7 @@ class SameProgram final : public Program {
   [[gnu::cold]] void compare_steps(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
   [[gnu::cold]] void compare_writes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
 
-  // Whether the numbers are the same on all ranks, that have been written or may have been.
+  // Compares the values that have been written or may have been.
   [[gnu::cold]] void compare_contents(std::span<const Said> all);
 
   const std::string_view policy_;
@@ -45315,7 +45305,7 @@ class SameProgram final : public Program {
   Buffers buffers_;
   Alike alike_;
   std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
-  Writes writes_;  // when ranks compared last
+  Writes writes_;  // at the last comparison
   bool compares_ = true;
   std::vector<Said> all_;
 };
@@ -45326,7 +45316,7 @@ class SameProgram final : public Program {
 // <chorus/parallel/ddp/same_program_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_PROGRAM_IMPL_HPP
-/// How ranks compare their programs, and what they say where these differ.
+/// How ranks compare their programs, and the messages about differences.
 
 namespace chorus::ddp {
 
@@ -45337,7 +45327,7 @@ std::string SameProgram<D, Communicator>::place(std::int64_t batch) {
 
 template <Device D, class Communicator>
 std::uint64_t SameProgram<D, Communicator>::fingerprint(const ParameterOn<D>& parameter) {
-  if (parameter.part() != nullptr) return 0;  // each rank has its own
+  if (parameter.part() != nullptr) return 0;  // each rank has its own part
   if constexpr (std::is_same_v<D, Cpu>) {
     return chorus::Writes::fingerprint(parameter.memory(), parameter.size_bytes());
   } else {
@@ -45471,7 +45461,7 @@ void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::compare_steps(const Said& said, std::size_t rank, const Said& first,
                                                  std::size_t one) const {
-  // Of a part of the parameters some optimizers may have none.
+  // On a rank with a part of the parameters some optimizers may be missing.
   const bool comparable = alike_.all_parameters || said.optimizers == first.optimizers;
   const std::int32_t own = comparable ? said.steps : said.most_steps;
   const std::int32_t other = comparable ? first.steps : first.most_steps;
@@ -45528,75 +45518,75 @@ void SameProgram<D, Communicator>::compare_contents(std::span<const Said> all) {
 
 namespace chorus::ddp {
 
-/// What a rank says of a forward pass that records gradients.
+/// A rank's message about a forward pass that records gradients.
 struct ForwardPass {
   std::int64_t samples = 0;
   std::uint32_t number = 0;    ///< among this rank's passes
   bool sync = true;            ///< gradients will be averaged
   bool sends_buffers = false;  ///< rank 0's buffers go out
-  bool changed = false;        ///< this rank wants gradients by other parameters than before
+  bool changed = false;        ///< this rank wants gradients of other parameters than before
 };
 
 }  // namespace chorus::ddp
 
 namespace chorus::detail {
 
-/// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
+/// Each rank sends one message when backward begins; earlier if random numbers or `join` need it.
 template <class Communicator>
 class BatchShares {
  public:
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
-  /// Ranks compare their programs, too; `program` has to live as long.
+  /// Makes ranks compare their programs, too; `program` must live as long as this.
   void compare(ddp::Program& program) { program_ = &program; }
-  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last; or in any case.
+  /// All ranks meet outside a pass, as in eval(), if they exchanged messages since the last one; `meet_now`: always.
   void meet() {
     if (!met_) meet_now();
   }
   [[gnu::cold]] void meet_now();
 
-  /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
+  /// From now on ranks' gradients are added with weight 1: each is a gradient of the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
-  /// How many samples all ranks have in the pass.
+  /// The number of samples of all ranks in the pass.
   std::int64_t batch();
 
-  /// A forward pass of this rank begins. `now`: ranks wait for each other here.
+  /// A forward pass of this rank begins. `now`: ranks exchange their messages here.
   void begin(const ddp::ForwardPass& pass, bool now = false);
-  /// This rank has no more batches: it only joins the others' collective calls.
+  /// This rank has no more batches: it only joins the other ranks' collective calls.
   void begin_joined();
-  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
-  /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
-  /// `begin` was called for.
+  /// A forward pass without gradients. Other ranks need not know of it, unless it `may_ask` and an operation asks for
+  /// this rank's position in the batch: then ranks exchange messages. A backward pass after it belongs to the last pass
+  /// given to `begin`.
   void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
-  /// Backward begins, from a loss that is made of these: all ranks call it. Returns what the gradient of each is to be
-  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's;
-  /// good until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses
-  /// are made of other parts, and for sums that are divided by what can't be of the whole batch.
+  /// Backward begins, from a loss that is made of these parts: all ranks call it. Returns a factor for the gradient of
+  /// each part: multiplied by it and by this rank's `weight`, the gradient counts by its share of its mean, or fully if
+  /// it is a sum's. Valid until the next call. Throws UsageError on all ranks if one has `refused` its loss, if ranks'
+  /// losses are made of different parts, and for divisors of sums that can't be the whole batch's.
   std::span<const double> weigh(std::span<const LossShare> losses, bool refused = false);
-  /// Whether all parts of all ranks counted by their ranks' weights.
+  /// Whether each rank's `weight` applied to all parts of its loss.
   bool counted_alike() const { return alike_; }
-  /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
-  /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
+  /// This rank's share of the batch, the weight of its gradient. The weights of all ranks sum to 1, also for an empty
+  /// batch, so that averages of earlier passes are kept. Given by samples, until `weigh` replaces it.
   double weight();
 
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
-  /// without gradients that may not ask they are taken to be as large as this rank's.
+  /// The index of this rank's first sample in the global batch: shares lie in rank order. In a pass without gradients
+  /// that may not ask, all shares are assumed to be as large as this rank's.
   std::int64_t first_sample();
-  /// After `first_sample`: whether a rank has that many samples.
+  /// After `first_sample`: whether some rank has that many samples.
   bool is_share(std::int64_t samples) const;
-  /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
-  /// largest holds.
+  /// After `first_sample`: the pass's number for all ranks. If a rank has had passes of its own, numbers differ, and
+  /// the largest is used.
   std::uint32_t pass() const;
 
-  /// Whether a pass has been `changed` on any rank since this was asked last.
+  /// Whether a pass was `changed` on any rank since the last call.
   bool take_changed();
-  /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
+  /// The ranks that have run out of batches, as text: "1, 3"; empty if there are none.
   [[gnu::cold]] std::string joined_ranks();
-  /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
+  /// The first rank that still has batches; its buffers and parameter order hold for all ranks. -1: none.
   int first_active();
-  /// What `begin` was told on that rank.
+  /// The argument of `begin` on that rank.
   ddp::ForwardPass active_pass();
 
  private:
@@ -45604,8 +45594,8 @@ class BatchShares {
   struct Message {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
-    bool at_backward = false;  // else it is said earlier, and will be said again
-    std::int32_t numbers = 0;  // of losses; more of them than there is room for are told in a message of their own
+    bool at_backward = false;  // otherwise it is sent earlier, and again at backward
+    std::int32_t numbers = 0;  // of losses; if there are more than fit here, a second message has them
     std::array<double, 4> losses{};
     ddp::Said said = {};
   };
@@ -45624,7 +45614,7 @@ class BatchShares {
   void exchange();
   void compare_programs();
   [[gnu::cold]] std::int64_t ask_aside();
-  // An error of the communicator says what ranks were about.
+  // Adds to an error of the communicator what the ranks were exchanging.
   template <class T>
   void gather(const T& own, std::vector<T>& all, std::string_view about) {
     if (communicator_.size() == 1) {
@@ -45643,8 +45633,8 @@ class BatchShares {
   std::int64_t samples_before(const std::vector<Message>& all) const;
 
   double weight_by_samples() const;
-  // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
-  // their samples, and each loss's gradient is scaled to count by its own share.
+  // If all losses are divided in the same proportion, such as tokens of one text or samples, ranks are weighted by
+  // these shares. Otherwise by samples, and each loss's gradient is scaled to count by its own share.
   void decide(std::size_t losses);
   // Fills `losses_`.
   void gather_losses();
@@ -45660,11 +45650,11 @@ class BatchShares {
   std::vector<LossShare> shares_;
   std::vector<WholeLoss> losses_;
   std::vector<std::int64_t> samples_;  // by rank
-  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
+  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients accumulate
   std::vector<double> scales_;
   bool as_they_are_ = false;
-  bool known_ = true;     // what ranks say of this pass
-  bool decided_ = false;  // their weights
+  bool known_ = true;     // the ranks' messages of this pass
+  bool decided_ = false;  // the ranks' weights
   bool alike_ = true;
   double weight_ = 1;
   bool changed_ = false, aside_ = false;
@@ -45677,7 +45667,7 @@ class BatchShares {
 // <chorus/parallel/ddp/batch_shares_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BATCH_SHARES_IMPL_HPP
-/// How ranks find out how many samples the others have.
+/// How ranks learn each other's number of samples.
 
 namespace chorus::detail {
 
@@ -45760,7 +45750,7 @@ bool BatchShares<Communicator>::is_share(std::int64_t samples) const {
 template <class Communicator>
 std::uint32_t BatchShares<Communicator>::pass() const {
   const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
-  std::int32_t ahead = 0;  // numbers may have begun anew at 0
+  std::int32_t ahead = 0;  // numbers may have wrapped around to 0
   for (const Message& rank : told())
     if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
   return own + static_cast<std::uint32_t>(ahead);
@@ -45871,7 +45861,7 @@ double BatchShares<Communicator>::weight_by_samples() const {
     all += rank.pass.samples;
     active += rank.kind != Kind::joined;
   }
-  if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
+  if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join, before any pass
   if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
   return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
 }
@@ -45885,7 +45875,7 @@ void BatchShares<Communicator>::decide(std::size_t losses) {
   const auto me = static_cast<std::size_t>(communicator_.rank());
   const WholeLoss* first = nullptr;
   for (const WholeLoss& loss : losses_) {
-    if (loss.sum == 0) continue;  // it is 0, whatever its share
+    if (loss.sum == 0) continue;  // a zero sum: its share has no effect
     if (first == nullptr) first = &loss;
     alike_ = alike_ && (!loss.is_sum || all_.size() == 1);
     for (std::size_t rank = 0; rank < all_.size(); ++rank)
@@ -45896,7 +45886,7 @@ void BatchShares<Communicator>::decide(std::size_t losses) {
     weight_ = first->of_rank[me] / first->sum;
     return;
   }
-  for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts in some loss gets a weight
     for (const WholeLoss& loss : losses_)
       if (!loss.is_sum && all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0)
         weight_ = 1.0 / static_cast<double>(all_.size());
@@ -45917,7 +45907,7 @@ void BatchShares<Communicator>::gather_numbers() {
 template <class Communicator>
 void BatchShares<Communicator>::gather_losses() {
   const std::size_t ranks = all_.size();
-  std::size_t first = ranks;  // of those that have a loss
+  std::size_t first = ranks;  // the first rank that has a loss
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     if (all_[rank].kind == Kind::joined) continue;
     if (first == ranks) first = rank;
@@ -45928,7 +45918,7 @@ void BatchShares<Communicator>::gather_losses() {
   const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
   const bool apart = count > own_.losses.size();
   if (apart) {
-    own_losses_.resize(count);  // a rank that has ended has none
+    own_losses_.resize(count);  // a rank without batches has none
     all_losses_.resize(count * ranks);
     gather_numbers();
   }
@@ -45970,14 +45960,14 @@ void BatchShares<Communicator>::gather_losses() {
 // <chorus/parallel/ddp/buckets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKETS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_BUCKETS_HPP
-/// Gradient buckets: ranges of the flat gradients that are averaged while backward still fills the next ones
-/// (Li et al., "PyTorch Distributed", VLDB 2020).
+/// Gradient buckets: ranges of the flat gradients that are averaged while backward still fills later ones (Li et al.,
+/// "PyTorch Distributed", VLDB 2020).
 
 // <chorus/parallel/ddp/hook.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_HPP
-/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
-/// given, and all that it may have.
+/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. This file defines
+/// their arguments and all their possible members.
 
 namespace chorus {
 
@@ -45986,56 +45976,56 @@ template <Device D>
 class FlatParameters;
 }  // namespace nn
 
-/// A parameter of a bucket: the place of its first number, its shape, and its name.
+/// A parameter of a bucket: the offset of its first number, its shape and its name.
 struct GradBucketPart {
   std::size_t begin;
   std::span<const Index> shape;
   std::string name;
 };
 
-/// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
-/// ranks, where the weights are the ranks' shares of the batch, and add up to 1.
+/// One bucket's gradients. A hook replaces this rank's gradients by sum(weight * gradients) over the ranks. The weights
+/// are the ranks' shares of the batch and sum to 1.
 ///
 /// A hook is a class with one function template, which is called in the same order on every rank:
 ///
 ///   comm::Work start(const GradBucket<T, D>&, Communicator&)
-///     when the bucket is full, in the middle of backward.
+///     when the bucket is full, during backward.
 ///
-/// One of several rounds has
+/// A hook with several rounds has
 ///
 ///   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int round)
 ///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
 ///     returns nothing
 ///   static constexpr bool several_rounds = true
-///     if it ever starts more work there.
+///     if `resume` ever starts more work.
 ///
-/// State is the hook's own: one hook belongs to one net. One that keeps something from step to step may have
+/// A hook's state is its own: one hook belongs to one net. A hook with state may have
 ///
 ///   void reset()
-///     buckets change: what belongs to a bucket's index is no good any more
+///     buckets change: state by bucket index is invalid
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
-///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
-///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
-///     `make` one. It goes with the parameters to other buckets, and into checkpoints
+///     calls visit(what, part, shape, device, numbers) for each state of a part, numbers of type T, for example `rest`,
+///     the residual of error feedback. If the bucket has no state yet, creates it if `make`, else visits nothing. This
+///     state follows parameters to other buckets and into checkpoints
 ///   static constexpr std::string_view kept_as; std::array<double, N> kept() const; void keep(const array&);
 ///   static bool can_keep(const array&)
-///     the numbers that it counts, each rank's own, for checkpoints: their name there, the numbers, back from a file,
-///     and whether a file's make sense.
+///     each rank's own counters, for checkpoints: their name there, their values, restore, and whether values from a
+///     file are valid.
 ///
-/// One that lets ranks differ may have
+/// A hook that lets ranks differ may have
 ///
 ///   static constexpr bool own_gradients = true
-///     it may leave each rank its own gradients
+///     it may leave unaveraged gradients on each rank
 ///   bool averages() const
-///     whether it will average this step's gradients: those that it won't are not weighed
+///     whether it will average this step's gradients: others get no weights
 ///   void after_backward(); void before_forward(flat parameters, communicator, shared)
-///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share that one
+///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share it
 ///   void synchronise(flat parameters, communicator)
-///     in `eval()`: all ranks shall have the same parameters
+///     in `eval()`: gives all ranks the same parameters
 ///   bool ranks_differ() const; detail::LocalSteps stepped
-///     for checkpoints: whether ranks have parameters and optimizers of their own, and which
+///     for checkpoints: whether ranks have different parameters and optimizer states, and which
 ///   static constexpr bool in_parts = true
-///     it leaves each rank the average of its own part of each bucket alone: see ReduceScatter.
+///     it gives each rank the average of its own part of each bucket only: see ReduceScatter.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent
@@ -46043,18 +46033,18 @@ struct GradBucket {
   std::span<T> gradients;
   double weight;
   std::span<const GradBucketPart> parts;
-  bool last;  ///< no other bucket is still to be filled: there is nothing left for backward to do meanwhile
+  bool last;  ///< no other bucket is still to be filled: backward has no work left to overlap
 };
 
 namespace ddp {
 
-// What few programs need, whose headers bring it.
+// Rarely used; their headers define them.
 template <Device D, class Communicator>
 class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
 template <Device D, class Communicator>
 class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.hpp>
 
-/// What a hook has of all that: the one place that looks.
+/// Which of these members a hook has.
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
   using View = GradBucket<double, D>;
@@ -46088,18 +46078,18 @@ struct HookTraits {
 
 namespace chorus::ddp {
 
-/// Neighbouring gradients of one dtype that travel together.
+/// Neighbouring gradients of one dtype that are sent together.
 struct Bucket {
   std::size_t index;                    // in the order in which buckets leave
   std::size_t group, begin, count;      // elements of the flat buffer
   std::vector<std::size_t> parameters;  // entries of the flat parameters
-  std::vector<GradBucketPart> parts;    // the same, as hooks see them
+  std::vector<GradBucketPart> parts;    // the same, in the form that hooks get
   std::int64_t missing = 0;             // gradients that this backward pass has yet to deliver
-  comm::Work work;                      // what it left with
-  bool done = false;                    // its hook sends no more
+  comm::Work work;                      // the communication that the hook started
+  bool done = false;                    // the hook's last round has ended
 };
 
-/// The buckets of a net (see cut_buckets.hpp). They leave front to back: all ranks have to call in one order.
+/// The buckets of a net (see cut_buckets.hpp). They are sent front to back, in the same order on all ranks.
 class Buckets {
  public:
   /// Takes new buckets of the gradients of that many parameters.
@@ -46111,7 +46101,7 @@ class Buckets {
       for (const std::size_t i : bucket.parameters) of_[i] = &bucket;
     begin_pass();
   }
-  /// The gradient of entry `i` arrives that often in a backward pass; `any` where nobody knows.
+  /// The gradient of entry `i` arrives `times` times in a backward pass; `any` if that is unknown.
   static constexpr int any = 1 << 20;
   void expect(std::size_t i, int times) { expected_[i] = times; }
 
@@ -46126,37 +46116,37 @@ class Buckets {
   }
   /// How often the gradient of entry `i` is still expected.
   int left(std::size_t i) const { return left_[i]; }
-  /// It has arrived.
+  /// The gradient of entry `i` has arrived.
   void arrived(std::size_t i) { --left_[i], --of_[i]->missing; }
-  /// Nothing is missing any more.
+  /// No gradient is missing any more.
   void complete() {
     for (Bucket& bucket : all_) bucket.missing = 0;
   }
 
-  /// The next bucket to leave, if it is full; else null.
+  /// The next bucket to send, if it is full; else null.
   Bucket* next_full() {
     if (next_ == all_.size() || all_[next_].missing != 0 || held_ != 0) return nullptr;
     return &all_[next_++];
   }
   bool all_left() const { return next_ == all_.size(); }
-  /// The next bucket to come back; null where none is on its way.
+  /// The next bucket whose communication must end; null if none is being sent.
   Bucket* next_on_its_way() { return returned_ < next_ ? &all_[returned_] : nullptr; }
   std::span<Bucket> on_their_way() { return std::span(all_).subspan(returned_, next_ - returned_); }
   void returned() { ++returned_; }
-  /// Full buckets don't leave before as many calls of `release`.
+  /// Each `hold` keeps full buckets back until a `release`.
   void hold() { ++held_; }
   void release() { --held_; }
 
   /// Whether the gradient of entry `i` is sent.
   bool sends(std::size_t i) const { return of_[i] != nullptr; }
-  /// The bucket that it is sent in; null where it is not.
+  /// The bucket that sends the gradient of entry `i`; null if none does.
   const Bucket* bucket_of(std::size_t i) const { return of_[i]; }
   std::span<Bucket> all() { return all_; }
   const std::vector<Bucket>& all() const { return all_; }
 
  private:
   std::vector<Bucket> all_;
-  std::vector<Bucket*> of_;           // by entry; null: it is not sent
+  std::vector<Bucket*> of_;           // by entry; null: not sent
   std::vector<int> expected_, left_;  // by entry
   std::size_t next_ = 0, returned_ = 0, held_ = 0;
 };
@@ -46167,7 +46157,7 @@ class Buckets {
 // <chorus/parallel/ddp/cut_buckets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CUT_BUCKETS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CUT_BUCKETS_HPP
-/// How gradients are cut into buckets.
+/// Cuts gradients into buckets.
 
 // <chorus/parallel/ddp/ddp_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_DDP_OPTIONS_HPP
@@ -46176,19 +46166,19 @@ class Buckets {
 
 namespace chorus {
 
-/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
-/// ranks hold the same averages, so all decide the same.
+/// The reaction to averaged gradients that are infinite, NaN or too large to be squared. All ranks hold the same
+/// averages, so all decide the same.
 enum class NonFinite : std::uint8_t {
-  propagate,    ///< nothing
-  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
-  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
+  propagate,    ///< no reaction
+  throw_error,  ///< every rank throws NonFiniteError, which names the parameters and the ranks of origin
+  skip_step     ///< every rank drops this pass's gradients, so that the optimizer's step changes nothing
 };
 
-/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
-/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
-/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
-/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
-/// another thread on a core that computes costs more than so little data takes.
+/// Defaults of `first_bucket_cap_mb` and `bucket_cap_mb`, in MiB. GPUs: PyTorch's 1 and 25; a collective costs a launch
+/// and should be large, and the first one should start early. CPUs: a collective starts within microseconds, so the
+/// data left to send when backward ends matters most, which is at least the last bucket. A model whose gradients all
+/// fit the first bucket sends them in backward's thread: waking another thread on a busy core costs more than so little
+/// data.
 template <Device D>
 inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
 template <Device D>
@@ -46197,31 +46187,31 @@ inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 struct BucketOptions {
   /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
   double first_bucket_cap_mb = 1;
-  /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
+  /// Largest size of the other buckets, in MiB. A larger parameter has a bucket of its own.
   double bucket_cap_mb = 25;
 
   double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
 };
 
 struct DistributedDataParallelOptions {
-  /// See BucketOptions. They hold from the first step on.
+  /// See BucketOptions. They apply from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
-  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
-  /// as the first input with such an axis.
+  /// The axis of the inputs that holds their samples: 1 for an LSTM's [time, batch, features]. The first input with
+  /// such an axis gives a rank's number of samples.
   int dim = 0;
   /// Send rank 0's buffers to all ranks before each forward pass in training, and in `eval()`.
   bool broadcast_buffers = true;
-  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
-  /// step.
+  /// Allow parameters that get no gradient in some backward passes, different ones on each rank. Costs a small
+  /// collective per step.
   bool find_unused_parameters = false;
-  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
-  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
-  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
+  /// Every backward pass uses the same parameters, equally often: all passes must match the first. Allows parameters
+  /// that some or all ranks never use, and gradients that arrive in several parts (backward within backward).
+  /// Parameters that no rank uses are never sent. The first pass sends its buckets at its end.
   bool static_graph = false;
-  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
+  /// Compare the ranks' models and take rank 0's parameters and buffers at construction. If false, they must be equal.
   bool init_sync = true;
-  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
+  /// Names of parameters and buffers that each rank owns: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
   NonFinite non_finite = NonFinite::propagate;
 
@@ -46231,13 +46221,13 @@ struct DistributedDataParallelOptions {
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
 
-  /// Whether that parameter or buffer is each rank's own.
+  /// Whether that parameter or buffer belongs to each rank alone.
   bool ignores(const std::string& name) const {
     const auto& ignored = parameters_and_buffers_to_ignore;
     return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
   }
 
-  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  /// Returns these options. Throws UsageError for invalid sizes and for names that the model doesn't have.
   template <Device D>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
@@ -46257,7 +46247,7 @@ struct DistributedDataParallelOptions {
     return *this;
   }
 
-  /// All of them, for the comparison of ranks.
+  /// All options as text, for the comparison of ranks.
   template <Device D>
   [[gnu::cold]] std::string describe() const {
     const auto caps = buckets<D>();
@@ -46276,7 +46266,7 @@ struct DistributedDataParallelOptions {
 namespace chorus::ddp {
 
 /// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
-/// whether a bucket begins there, rather than by size; empty where sizes say it.
+/// whether a bucket begins there. If `begins` is empty, sizes decide.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
                                                    std::span<const char> sends, std::span<const char> begins = {}) {
@@ -46297,7 +46287,7 @@ template <Device D>
     const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
     const bool full =
         begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
-    const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
+    const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter that isn't sent lies between
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
     bucket.parameters.push_back(i);
@@ -46313,7 +46303,7 @@ template <Device D>
 
 namespace chorus::ddp {
 
-/// The moments of a pass, in their order. Each does nothing unless an extension says otherwise.
+/// The moments of a pass, in their order. By default each does nothing.
 template <Device D>
 class Extension {
  public:
@@ -46322,25 +46312,25 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
   virtual ~Extension() = default;
 
-  /// Gradients are cut into buckets: by entry, whether each is sent.
+  /// Gradients are being cut into buckets; the argument says by entry whether each is sent.
   virtual void choose(std::span<char>) {}
   virtual void buckets_will_change() {}
   virtual void buckets_changed() {}
 
-  /// A forward pass begins that records gradients. What is said here, all ranks will be told.
+  /// A forward pass that records gradients begins. All ranks receive the changes to its message.
   virtual void forward_begins(ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
-  /// Ranks know how much each counts in the backward pass that begins, also under no_sync.
+  /// The ranks' weights in the backward pass that begins are known, also under no_sync.
   virtual void weighed() {}
   /// The first gradient of a backward pass has arrived.
   virtual void backward_begins() {}
-  /// The gradient of entry `i` has arrived; under no_sync, too.
+  /// The gradient of entry `i` has arrived, also under no_sync.
   virtual void gradient_arrived(std::size_t /*i*/) {}
   /// Before this rank sends a bucket.
   virtual void bucket_is_full(const Bucket&) {}
-  /// The thread that runs backward turns to communication, or back from it.
+  /// Backward's thread begins (true) or ends (false) communication.
   virtual void communicates(bool) {}
   /// All gradients of this rank have arrived.
   virtual void backward_ended() {}
@@ -46349,19 +46339,19 @@ class Extension {
   virtual void pass_ended() {}
 };
 
-/// How buckets are added up, where it is not for a hook to say.
+/// How buckets are summed, if not by a hook.
 class BucketSums {
  public:
   virtual ~BucketSums() = default;
-  /// The bucket is full; and later: it shall have what all ranks' have made.
+  /// `start`: the bucket is full. `finish`: replaces it by the sum over all ranks.
   virtual void start(Bucket&) = 0;
   virtual void finish(Bucket&) = 0;
 };
 
-/// What a rank brings to a pass of other ranks, within `join`.
+/// A rank's contribution to a pass of other ranks, within `join`.
 enum class Brings { samples, nothing, accumulated_gradients };
 
-/// What extensions see of the core, and may have it do.
+/// The core's state and functions that extensions use.
 template <Device D, class Communicator>
 class Core {
  public:
@@ -46386,19 +46376,19 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
-  std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
+  std::vector<char> begins_bucket = {};  // by entry, if a policy and not sizes says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
   const std::string& name(std::size_t i) const { return flat.entries()[i].named.name; }
-  /// A parameter's number stays when its entry moves.
+  /// A parameter's number stays the same when its entry moves.
   std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
   std::size_t number_of(std::size_t i) const { return number_of_[i]; }
   std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
   DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
   std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
 
-  /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
+  /// Makes the parameter's gradient valid: zeros if neither backward nor an earlier pass has left one.
   void fill(std::size_t i) const {
     auto& p = parameter(i);
     if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
@@ -46406,26 +46396,26 @@ class Core {
   /// The start of a message to the user.
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }
 
-  /// Whether ranks share its gradient, though it may not be sent now.
+  /// Whether ranks share its gradient, even if it is not sent now.
   bool is_shared(std::size_t i) const {
     return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
   }
-  /// Those that are shared, and what may lie between: ranks have as many, in the same order. What each rank has of its
-  /// own lies after them.
+  /// The number of entries up to the last shared one: equal on all ranks, in the same order. Each rank's own entries
+  /// lie after them.
   [[gnu::cold]] std::size_t common_entries() const {
     std::size_t common = 0;
     for (std::size_t i = 0; i < entries(); ++i)
       if (is_shared(i)) common = i + 1;
     return common;
   }
-  /// By entry: whether its gradient is sent, as things are now.
+  /// By entry: whether its gradient is sent at present.
   std::span<const char> chosen() {
     chosen_.resize(entries());
     for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
     tell(&Extension<D>::choose, std::span(chosen_));
     return chosen_;
   }
-  /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
+  /// The names of the gradients that buckets still wait for; gradients that have not come at all become 0.
   [[gnu::cold]] std::string fill_missing() const {
     std::string names;
     for (const Bucket& bucket : buckets.all())
@@ -46461,18 +46451,18 @@ class Core {
     });
   }
 
-  /// Buckets that are full leave.
+  /// Sends full buckets.
   virtual void send_full() = 0;
-  /// Waits for the buckets that come back next.
+  /// Waits for the next buckets.
   virtual void take_back(std::span<Bucket>) = 0;
-  /// A backward pass without one: of a rank that has none of its own.
+  /// A backward pass on a rank that has none of its own.
   virtual void begin_backward() = 0;
   virtual void finish_backward() = 0;
 
-  /// Calls a moment of all extensions.
+  /// Calls one moment of all extensions.
   template <class... Parameters, class... Arguments>
   void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
-    // By number: a moment may add an extension.
+    // By index: a moment may add an extension.
     for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
   }
   template <class E, class... Arguments>
@@ -46483,7 +46473,7 @@ class Core {
     return extension;
   }
   void extend(std::unique_ptr<Extension<D>> extension) { extensions_.push_back(std::move(extension)); }
-  /// The extension of a type; null where there is none.
+  /// The extension of type E; null if there is none.
   template <class E>
   E* find() const {
     for (const auto& extension : extensions_)
@@ -46514,19 +46504,19 @@ class Core {
 
 namespace chorus::ddp {
 
-/// See HookMemory.
+/// HookMemory implements it.
 template <Device D>
 class ParameterMemory : public Extension<D> {
  public:
-  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  /// Drops the state of a parameter that is in no bucket and never will be again.
   virtual void forget(const std::string& parameter) = 0;
-  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
-  /// there is none so far.
+  /// The whole state, under names such as `rest.conv1.weight`: the same names on all ranks, each rank's own values.
+  /// `full`: also creates missing state.
   virtual std::vector<optim::StateTensor> state(bool full) = 0;
-  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
-  /// anything that the hook remembers is left out.
+  /// Replaces the state by copies of `tensors`, such as those from `state`. Tensors of a kind that the hook doesn't
+  /// keep are ignored.
   virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
-  /// Multiplies what has not been sent yet.
+  /// Multiplies the residual that has not been sent yet.
   virtual void scale_rest(double factor) = 0;
 };
 
@@ -46536,26 +46526,26 @@ class ParameterMemory : public Extension<D> {
 // <chorus/parallel/ddp/policy_with_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
-/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
+/// State and user functions for DistributedDataParallel's options: around the core, not in it.
 
 // <chorus/parallel/ddp/accumulation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ACCUMULATION_HPP
-/// Gradients that are added up over several passes: `no_sync`.
+/// Gradients accumulated over several passes: `no_sync`.
 
 // <chorus/parallel/ddp/earlier_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_EARLIER_GRADIENTS_HPP
-/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+/// Gradients of earlier passes, whose weight differs from the new gradient's or that must be kept out of a pass.
 
 // <chorus/parallel/ddp/with_type.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_WITH_TYPE_HPP
-/// A range of a flat buffer as what it is.
+/// A range of a flat buffer with its type.
 
 namespace chorus::ddp {
 
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for other dtypes; `what` names the numbers in the message.
 template <class F>
 void with_type(std::string_view what, DType type, void* at, const F& f) {
   check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);
@@ -46574,9 +46564,9 @@ void with_type(DType type, void* at, const F& f) {
 
 namespace chorus::detail {
 
-/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
-/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+/// A rank without samples has weight 0 in the average, but its loss may have terms without samples, such as a weight
+/// penalty; a rank that has run out of batches gets the other ranks' averages. Meanwhile the gradients of earlier
+/// passes are kept in host memory, as this is rare. Parameters may move within the flat buffers in the meantime.
 template <Device D>
 class GradientsAside {
  public:
@@ -46589,7 +46579,7 @@ class GradientsAside {
       copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
     }
   }
-  /// As if there were none.
+  /// Like `take`, as if no parameter had a gradient.
   [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
     kept_.clear();
     for (const auto& entry : flat.entries())
@@ -46597,12 +46587,12 @@ class GradientsAside {
   }
   void forget() { kept_.clear(); }
   bool any() const { return !kept_.empty(); }
-  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  /// Replaces an arriving gradient by the kept one; by zeros if there was none or `zero_grad` was called since.
   [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
     for (const Kept& kept : kept_)
       if (kept.parameter == &parameter) put_back(kept);
   }
-  /// All parameters have what they had, or none.
+  /// Gives all parameters their kept gradients, or none.
   [[gnu::cold]] void give_back() const {
     for (const Kept& kept : kept_) {
       kept.parameter->set_grad_arrived(kept.gradient.has_value());
@@ -46635,16 +46625,16 @@ class GradientsAside {
 
 namespace chorus::ddp {
 
-/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
-/// unit of the last one.
+/// Gradients accumulated over several passes, each weighted by its own global batch: they are kept in units of the last
+/// pass's weight.
 template <Device D>
 class EarlierGradients {
  public:
-  double unit = 1;  ///< what they will be multiplied by
+  double unit = 1;  ///< the weight that they will be multiplied by
 
-  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
-  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
-  /// is added.
+  /// A backward pass begins in which this rank has weight `weight`. Rescales the gradients of the entries `i` with
+  /// `kept(i)`, so that weight times gradient stays the same. A pass in which this rank has no samples adds nothing to
+  /// them.
   template <class Kept>
   void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
     aside_.forget();
@@ -46676,15 +46666,15 @@ class EarlierGradients {
 
 namespace chorus::ddp {
 
-/// Each pass counts by its own global batch: see EarlierGradients.
+/// Each pass is weighted by its own global batch: see EarlierGradients.
 template <Device D, class Communicator>
 class Accumulation final : public Extension<D> {
  public:
-  /// `averages()`: whether the hook will average this step's gradients, so that they are weighed.
+  /// `averages()`: whether the hook will average this step's gradients, so that they need weights.
   Accumulation(Core<D, Communicator>& core, std::function<bool()> averages)
       : core_(core), averages_(std::move(averages)) {}
 
-  /// Whether there is something that no pass has averaged.
+  /// Whether there are gradients that no pass has averaged.
   bool any() const {
     for (std::size_t i = 0; accumulates_ && i < core_.entries(); ++i)
       if (core_.is_shared(i) && core_.parameter(i).grad_arrived()) return true;
@@ -46692,7 +46682,7 @@ class Accumulation final : public Extension<D> {
   }
 
   void weighed() override {
-    earlier_.pass_ended();  // the last one may have ended early
+    earlier_.pass_ended();  // the last pass may have ended early
     if (!accumulates_ || !averages_()) return;
     accumulates_ = any();
     if (accumulates_)
@@ -46718,7 +46708,7 @@ class Accumulation final : public Extension<D> {
   Core<D, Communicator>& core_;
   std::function<bool()> averages_;
   EarlierGradients<D> earlier_;
-  bool accumulates_ = false;  // passes have left gradients in `earlier_.unit`
+  bool accumulates_ = false;  // earlier passes have left gradients in units of `earlier_.unit`
 };
 
 }  // namespace chorus::ddp
@@ -46727,18 +46717,18 @@ class Accumulation final : public Extension<D> {
 // <chorus/parallel/ddp/all_reduce.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ALL_REDUCE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_ALL_REDUCE_HPP
-/// The default communication hook, the all-reduce, and one that sends nothing.
+/// The default communication hook, all-reduce, and a hook that sends nothing.
 
 namespace chorus {
 
-/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
+/// The default: a ring all-reduce that also scales. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
 struct AllReduce {
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (communicator.size() == 1) return {};
     const comm::CollectiveOptions options{
         .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-    // On the CPU this thread does the work itself, rather than wake another one.
+    // On the CPU this thread does the work itself, which is cheaper than waking another one.
     if (std::is_same_v<D, Cpu> && bucket.last) {
       communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
       return {};
@@ -46747,8 +46737,8 @@ struct AllReduce {
   }
 };
 
-/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
-/// parameters instead.
+/// Sends nothing: each rank keeps its own gradients. For measuring the cost of communication, and for methods that
+/// average parameters instead.
 struct NoCommunication {
   static constexpr bool own_gradients = true;
   static constexpr bool averages() { return false; }
@@ -46769,17 +46759,17 @@ struct NoCommunication {
 
 namespace chorus::ddp {
 
-/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
-/// rank 0's buffers.
+/// Before each forward pass that will average gradients, all ranks take rank 0's buffers, if a layer of the model is in
+/// training.
 template <Device D, class Communicator>
 class BufferSharing final : public Extension<D> {
  public:
-  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within
-  /// `join`, a broadcast from a rank.
+  /// Callbacks of the policy: whether a layer is in training or passes in training have changed buffers; whether the
+  /// call is within `join`; a broadcast from a rank.
   struct Policy {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
-    /// Where each pass is the whole batch's, rank 0's are sent after it: so all ranks evaluate with the same ones.
+    /// For passes over the whole batch: rank 0 sends its buffers after the pass, so that all ranks evaluate with them.
     bool after_forward = false;
   };
 
@@ -46807,7 +46797,7 @@ class BufferSharing final : public Extension<D> {
 // <chorus/parallel/ddp/clock.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_CLOCK_HPP
-/// Where the time of DistributedDataParallel's iterations goes.
+/// Times of the parts of DistributedDataParallel's iterations.
 
 namespace chorus {
 
@@ -46815,15 +46805,15 @@ namespace chorus {
 struct DdpTimes {
   double forward_compute_time = 0;                ///< from the call of the net to its output
   double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when ranks weigh their losses until all buckets are back
+  double backward_comm_time = 0;                  ///< from the ranks' exchange of weights until all buckets are back
   double backward_compute_comm_overlap_time = 0;  ///< from when the first bucket leaves to the last gradient
-  // Not in PyTorch's:
-  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
-  /// that do not know, as over NCCL, whose collectives run on streams.
+  // Not in PyTorch:
+  /// The buckets' collectives, each from start to end, including waits for other ranks; NaN over communicators that
+  /// can't measure it, such as NCCL, whose collectives run on streams.
   double bucket_comm_time = 0;
-  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
+  double exposed_comm_time = 0;  ///< backward's thread communicated or waited for communication
 
-  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
+  /// The fraction of the collectives' time that backward overlapped; 1 without collectives, NaN if their time is NaN.
   double hidden() const {
     return std::isnan(bucket_comm_time)                      ? bucket_comm_time
            : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
@@ -46836,13 +46826,13 @@ struct DdpTimes {
 struct DdpLoggingData {
   std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
   DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
-  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  /// Whether in all iterations so far the same parameters got gradients on this rank, each equally often.
   bool can_set_static_graph = true;
 };
 
 namespace ddp {
 
-/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
+/// Measures the times of an iteration in this thread: work on a GPU is not measured.
 template <Device D, class Communicator>
 class Clock final : public Extension<D> {
   using Steady = std::chrono::steady_clock;
@@ -46857,12 +46847,12 @@ class Clock final : public Extension<D> {
     exposed_ = {};
     comm_start_ = first_bucket_ = {};
   }
-  /// The backward pass that follows is one of other ranks, and does not count.
+  /// The next backward pass belongs to other ranks and does not count.
   void forward_of_others() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
     if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }
-  // The sum is one for the same parameters, in whatever order.
+  // The hash is a sum, so the order of the gradients has no effect.
   void gradient_arrived(std::size_t i) override {
     if (!core_.sync) return;
     const auto number = (core_.number_of(i) + 1) * 0x9e3779b97f4a7c15u;
@@ -46870,7 +46860,7 @@ class Clock final : public Extension<D> {
   }
   void backward_ended() override {
     compute_end_ = now();
-    if (uses_ == 0) return;  // of a pass of others
+    if (uses_ == 0) return;  // a pass of other ranks
     const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
     if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
   }
@@ -46907,7 +46897,7 @@ class Clock final : public Extension<D> {
     if constexpr (requires { core_.ranks.time(); }) return core_.ranks.time();
     return Steady::now();
   }
-  // How long the communicator's calls have taken so far; below 0 where it does not know.
+  // How long the communicator's calls have taken so far; negative if it does not know.
   std::chrono::nanoseconds busy() const {
     if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();
     return {};
@@ -46928,12 +46918,12 @@ class Clock final : public Extension<D> {
 // <chorus/parallel/ddp/frozen_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_FROZEN_PARAMETERS_HPP
-/// Parameters that are frozen or thawed between passes.
+/// Parameters that are frozen or unfrozen between passes.
 
 // <chorus/parallel/ddp/same_model.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SAME_MODEL_HPP
-/// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
+/// Checks that all ranks built the same model, before any parameter is sent; then gives all ranks rank 0's values.
 
 // <chorus/comm/objects.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_OBJECTS_HPP
@@ -47010,8 +47000,8 @@ template <class Communicator>
 
 namespace chorus::detail {
 
-/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. Of a deferred
-/// model also what all ranks draw its numbers from.
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. For a deferred
+/// model also the seed of its initial values.
 template <Device D, class Counts>
 [[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
@@ -47025,7 +47015,7 @@ template <Device D, class Counts>
   return text;
 }
 
-/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
+/// The first pair of lines in which two descriptions differ; "nothing" for one that has ended.
 [[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
   const auto line = [](std::string_view& text) {
     const auto end = text.find('\n');
@@ -47039,7 +47029,7 @@ template <Device D, class Counts>
   }
 }
 
-/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
+/// Throws the same UsageError on every rank if the description of a rank differs from rank 0's.
 template <class Communicator>
 [[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
   const auto all = comm::all_gather_object(communicator, own);
@@ -47050,7 +47040,7 @@ template <class Communicator>
   }
 }
 
-/// Makes rank 0's parameters and buffers all ranks', but for promised ones, which all ranks draw alike. A collective.
+/// Gives all ranks rank 0's parameters and buffers, except promised ones, which all ranks draw alike. A collective.
 template <Device D, class Communicator>
 [[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
   if (communicator.size() == 1) return;
@@ -47072,13 +47062,13 @@ template <Device D, class Communicator>
 
 namespace chorus::ddp {
 
-/// Buckets hold what wants gradients. Where that has changed they are cut anew, and ranks compare what they want.
+/// Buckets hold the parameters that want gradients. If that set changes, buckets are cut again and ranks compare it.
 template <Device D, class Communicator>
 class FrozenParameters final : public Extension<D> {
  public:
   explicit FrozenParameters(Core<D, Communicator>& core) : core_(core) {}
 
-  /// Whether buckets had to be cut anew.
+  /// Cuts buckets again if needed; returns whether it did.
   bool fit_buckets() {
     const auto chosen = core_.chosen();
     bool fit = true;
@@ -47113,7 +47103,7 @@ class FrozenParameters final : public Extension<D> {
 
 namespace chorus::ddp {
 
-/// Calls `f(bucket as hooks see it)`.
+/// Calls `f` with the bucket's GradBucket.
 template <Device D, class Communicator, class F>
 void as_hooks_see(const Core<D, Communicator>& core, const Bucket& bucket, const F& f) {
   with_type(core.dtype(bucket), core.gradients(bucket), [&]<class T>(T* gradients) {
@@ -47131,7 +47121,7 @@ struct HookCalls {
     if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
-  /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
+  /// Waits for buckets, and for the hook's later rounds, round by round for all buckets.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
     if (core.sums) {
       for (Bucket& bucket : buckets) core.sums->finish(bucket);
@@ -47170,12 +47160,12 @@ void resume_until_done(Hook& hook, const Core<D, Communicator>& core, std::span<
 // <chorus/parallel/ddp/hook_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_HOOK_MEMORY_HPP
-/// What a communication hook remembers of each parameter, whatever bucket it is in.
+/// A communication hook's state per parameter, independent of buckets.
 
 namespace chorus::ddp {
 
-/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
-/// that are in no bucket now, being frozen or at rest, waits on the host.
+/// Carries a hook's state from old buckets to new ones, and in and out of checkpoints. State of parameters that are in
+/// no bucket now (frozen or unused) is kept on the host.
 template <Device D, class Hook, class Communicator>
 class HookMemory final : public ParameterMemory<D> {
   using Traits = HookTraits<Hook, D, Communicator>;
@@ -47208,7 +47198,7 @@ class HookMemory final : public ParameterMemory<D> {
       if (std::any_of(known.begin(), known.end(),
                       [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
         copies[key_of(tensor.name)] = copy_of(tensor);
-    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    aside_ = std::move(copies);  // last: `tensors` may point into the old ones
     forget_buckets();
     restore();
   }
@@ -47243,7 +47233,7 @@ class HookMemory final : public ParameterMemory<D> {
     return {name.substr(dot + 1), name.substr(0, dot)};
   }
 
-  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  // Calls `visit(what, part, shape, device, numbers)` for the buckets' state; creates it if `make(bucket)`.
   template <class Make, class Visit>
   void for_each(const Make& make, const Visit& visit) {
     if constexpr (Traits::remembers_parameters)
@@ -47272,7 +47262,7 @@ class HookMemory final : public ParameterMemory<D> {
   void forget_buckets() {
     if constexpr (Traits::resets) hook_.reset();
   }
-  // Moves what is aside into the buckets that it belongs to.
+  // Moves the state kept aside into the buckets of its parameters.
   void restore() {
     if (aside_.empty()) return;
     const auto any_aside = [&](const auto& bucket) {
@@ -47307,12 +47297,12 @@ class HookMemory final : public ParameterMemory<D> {
 
 namespace chorus::ddp {
 
-/// Some gradients are each rank's own. What is not sent lies at the end of the flat buffers, for there ranks may have
-/// parameters of their own, of any size.
+/// Some gradients belong to each rank alone. Parameters that are not sent lie at the end of the flat buffers, because
+/// each rank may have different ones, of any size.
 template <Device D, class Communicator>
 class IgnoredParameters final : public Extension<D> {
  public:
-  /// The first extension: numbers are given out in the order that it makes.
+  /// Must be the first extension: numbers follow the order that it makes.
   [[gnu::cold]] explicit IgnoredParameters(Core<D, Communicator>& core) : core_(core) {
     const auto place = [&](std::size_t i) {
       if (core.options.ignores(core.name(i))) return 2;
@@ -47342,13 +47332,13 @@ class IgnoredParameters final : public Extension<D> {
 // <chorus/parallel/ddp/learned_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_LEARNED_ORDER_HPP
-/// The order of the buckets, as the first backward pass shows it.
+/// The order of the buckets, learned in the first backward pass.
 
 namespace chorus::ddp {
 
-/// After the first backward pass gradients are laid out in the order in which they arrived on rank 0, so that buckets
-/// fill front to back. The optimizer has not stepped yet, so nothing else knows the old places. Where each rank may use
-/// other parameters there is no such order.
+/// After the first backward pass gradients are laid out in their order of arrival on rank 0, so that buckets fill front
+/// to back. The optimizer has not stepped yet, so no state depends on the old layout. If each rank may use different
+/// parameters, there is no such order.
 template <Device D, class Communicator>
 class LearnedOrder final : public Extension<D> {
  public:
@@ -47358,7 +47348,7 @@ class LearnedOrder final : public Extension<D> {
   explicit LearnedOrder(Core<D, Communicator>& core) : core_(core) {}
 
   bool learned() const { return learned_; }
-  /// The buffers are laid out as a pass has shown before: in the run that a checkpoint is from.
+  /// A pass has settled the layout of the buffers before: in the run that wrote the checkpoint.
   void set_learned(bool learned) { learned_ = learned; }
 
   void backward_begins() override { arrivals_.clear(); }
@@ -47374,7 +47364,7 @@ class LearnedOrder final : public Extension<D> {
   }
 
  private:
-  // Those that are not sent stand at the end.
+  // Parameters that are not sent stand at the end.
   [[gnu::cold]] std::vector<std::size_t> agree() {
     std::vector<std::int64_t> order;
     std::vector<char> placed(core_.entries());
@@ -47384,14 +47374,14 @@ class LearnedOrder final : public Extension<D> {
     };
     for (const std::size_t i : last_arrivals()) add(i);
     for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    // Of rank 0 as long as that has batches.
+    // Rank 0's order; the order of the first rank with batches once rank 0 has none.
     if (core_.ranks.size() > 1) core_.ranks.broadcast(std::span(order), std::max(0, core_.shares.first_active()), {});
     std::vector<std::size_t> entries(order.begin(), order.end());
     for (std::size_t i = 0; i < placed.size(); ++i)
       if (!core_.buckets.sends(i)) entries.push_back(i);
     return entries;
   }
-  // In a static graph a gradient may arrive in several parts: the last one completes it.
+  // In a static graph a gradient may arrive in several parts: the last part completes it.
   std::vector<std::size_t> last_arrivals() const {
     std::vector<std::size_t> order;
     for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i)
@@ -47411,21 +47401,21 @@ class LearnedOrder final : public Extension<D> {
 // <chorus/parallel/ddp/non_finite.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_NON_FINITE_HPP
-/// Option `non_finite`: what is done about gradients that are not finite.
+/// Option `non_finite`: the reaction to gradients that are not finite.
 
 namespace chorus::ddp {
 
-/// Looks at the averages: all ranks come to the same verdict, and all throw, or all forget the pass.
+/// Checks the averages: all ranks decide the same, and all throw or all drop the pass.
 template <Device D, class Communicator>
 class NonFiniteGradients final : public Extension<D> {
  public:
-  /// `ranks_differ`: the hook may leave each rank averages of its own.
+  /// `ranks_differ`: the hook may leave different averages on each rank.
   NonFiniteGradients(Core<D, Communicator>& core, bool ranks_differ) : core_(core), ranks_differ_(ranks_differ) {}
 
   std::int64_t skipped_steps() const { return skipped_; }
 
   void backward_begins() override { own_ = none; }
-  // Of which rank a bad average comes is known before it is averaged.
+  // The rank that a bad average comes from can only be found before averaging.
   void bucket_is_full(const Bucket& bucket) override {
     if (core_.options.non_finite == NonFinite::throw_error && own_ == none && core_.weight != 0)
       own_ = first_in(bucket);
@@ -47436,7 +47426,7 @@ class NonFiniteGradients final : public Extension<D> {
       if (first = first_in(bucket); first != none) break;
     if (ranks_differ_) core_.ranks.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == none) return;
-    core_.in_backward = false;  // nothing is under way
+    core_.in_backward = false;  // no bucket is being sent
     if (core_.options.non_finite == NonFinite::throw_error) raise(first);
     ++skipped_;
     for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_arrived(false);
@@ -47468,7 +47458,7 @@ class NonFiniteGradients final : public Extension<D> {
 
   Core<D, Communicator>& core_;
   const bool ranks_differ_;
-  std::uint64_t own_ = none;  // the first entry that was bad on this rank
+  std::uint64_t own_ = none;  // the first non-finite entry of this rank
   std::int64_t skipped_ = 0;
 };
 
@@ -47510,34 +47500,34 @@ class ParameterAveraging final : public Extension<D> {
 // <chorus/parallel/ddp/passes_of_others.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
-/// `join`: passes of other ranks, of a rank that has run out of batches.
+/// `join`: how a rank that has run out of batches takes part in passes of other ranks.
 
 // <chorus/parallel/join.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_JOIN_HPP
-/// Loops over batches of which ranks have different numbers.
+/// Loops over batches with different numbers of batches on the ranks.
 
 namespace chorus {
 
-/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
-/// not averaged; one whose gradients were.
+/// The result of taking part in a pass of other ranks: none, as all ranks have ended; a pass without averaging; a pass
+/// that averaged gradients.
 enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
-/// What a net is told of the join that begins.
+/// Facts about the join that begins, for a net.
 struct JoinFacts {
   bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
+  bool steps;        ///< whether ended ranks make a step after this net's averaged passes
 };
 
-/// What a policy of several processes has for `join`.
+/// A policy's functions for `join`.
 class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
   virtual void run_out_of_batches() {}
-  /// Takes part in the collectives of a pass of others.
+  /// Takes part in the collectives of a pass of other ranks.
   virtual JoinedPass take_part_in_pass() = 0;
   virtual void all_have_run_out() = 0;
   virtual void end_join() = 0;
@@ -47549,7 +47539,7 @@ class JoiningPolicy {
 /// An argument of `join`: a net, or a function.
 struct Joined {
   JoiningPolicy* net = nullptr;
-  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
+  std::function<void()> function = {};  // neither: a net of one process, with nothing to do
 
   template <class X>
   static Joined of(X& x) {
@@ -47562,7 +47552,7 @@ struct Joined {
   }
 };
 
-/// A join under way: nets that have begun it end it.
+/// A running join: ends the join of the nets that have begun it.
 class JoinScope {
  public:
   JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
@@ -47580,13 +47570,13 @@ class JoinScope {
         net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
     }
   }
-  /// What a rank does that has run out of batches, until all have.
+  /// The loop of a rank that has run out of batches, until all ranks have.
   void take_part_in_passes() const {
     for_nets(&JoiningPolicy::run_out_of_batches);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
-      JoinedPass pass = JoinedPass::none;  // of the net in front
+      JoinedPass pass = JoinedPass::none;  // of the preceding net
       for (const Joined& one : all_) {
         if (one.function) {
           if (pass == JoinedPass::averaged) one.function();
@@ -47614,16 +47604,15 @@ class JoinScope {
 
 }  // namespace detail
 
-/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
-/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
-/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
+/// Runs `body`, a loop over batches whose number may differ between ranks. A rank that has ended takes part in the
+/// others' collectives, without samples, until all have ended. In each iteration `body` makes a forward and a backward
+/// pass through each net in `joined`, in this order. It makes no other collective calls except those of the functions
+/// in `joined`, such as steps of sharded optimizers, each after the preceding net:
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
-/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
-/// loop begins with `zero_grad`.
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process are
+/// allowed and ignored. Gradients that remain afterwards are not averaged: begin the next loop with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};
@@ -47638,8 +47627,8 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
 
 namespace chorus::ddp {
 
-/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
-/// had before.
+/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has its own gradients
+/// again.
 template <Device D, class Communicator>
 class PassesOfOthers final : public Extension<D> {
  public:
@@ -47651,8 +47640,8 @@ class PassesOfOthers final : public Extension<D> {
     own_.forget();
   }
 
-  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
-  /// with zeros.
+  /// Takes part in a pass after ranks have exchanged their numbers of samples: with the gradients accumulated under
+  /// no_sync if there are any, else with zeros.
   [[gnu::cold]] JoinedPass take_part() {
     const struct Scope {
       Brings& brings;
@@ -47667,7 +47656,7 @@ class PassesOfOthers final : public Extension<D> {
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {
       core_.brings = Brings::accumulated_gradients;
-      own_.take_none(core_.flat);  // they are sent now
+      own_.take_none(core_.flat);  // they are sent in this pass
     }
     core_.template find<Clock<D, Communicator>>()->forward_of_others();
     core_.begin_backward();
@@ -47691,14 +47680,14 @@ class PassesOfOthers final : public Extension<D> {
 // <chorus/parallel/ddp/several_nets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
-/// Several nets whose backward passes, or whose operators, send over one communicator at the same time.
+/// Several nets whose backward passes or operators communicate at the same time over one communicator.
 
 namespace chorus::ddp {
 
-/// A net's turn among the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
-/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
-/// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
-/// comes after the first one's. So does a net whose operators have collectives of their own.
+/// A net's turn among the backward passes of this thread. If buckets fill at the same time on all ranks, so do those of
+/// several nets, and all ranks send in one order. If ranks may use different parameters of a net, each rank would send
+/// in another order and mix up the nets' gradients: then the net that begins later sends at its end, which comes after
+/// the first net's. A net whose operators have collectives does so, too.
 class SendingOrder {
  public:
   SendingOrder() = default;
@@ -47706,7 +47695,7 @@ class SendingOrder {
   SendingOrder& operator=(const SendingOrder&) = delete;
   ~SendingOrder() { end(); }
 
-  /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
+  /// `varies`: ranks may use different parameters. `operators_send`: its operators have collectives in this pass.
   void begin(const void* communicator, bool varies, bool operators_send) {
     end();
     auto& others = under_way();
@@ -47721,7 +47710,7 @@ class SendingOrder {
   void end() {
     std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
   }
-  /// Whether buckets may not leave before the end.
+  /// Whether buckets must stay until the end of backward.
   bool waits() const { return waits_; }
 
  private:
@@ -47729,7 +47718,7 @@ class SendingOrder {
     const void* communicator = nullptr;
     bool varies = false;
   };
-  // A net whose pass broke off may be destroyed by another thread.
+  // A weak pointer, because a net whose pass broke off may be destroyed by another thread.
   static std::vector<std::weak_ptr<const Pass>>& under_way() {
     thread_local std::vector<std::weak_ptr<const Pass>> all;
     return all;
@@ -47742,7 +47731,7 @@ class SendingOrder {
 template <Device D, class Communicator>
 class SeveralNets final : public Extension<D> {
  public:
-  /// `operators_send`: whether operators of the model have collectives in backward, which is known after forward.
+  /// `operators_send`: whether the model's operators have collectives in backward; known after forward.
   SeveralNets(Core<D, Communicator>& core, const bool& operators_send) : core_(core), operators_send_(operators_send) {}
 
   void backward_begins() override {
@@ -47771,8 +47760,8 @@ class SeveralNets final : public Extension<D> {
 
 namespace chorus::ddp {
 
-/// The first pass sends at its end, when ranks tell each other what they have used, and how often. From then on what no
-/// rank uses is not sent, and a gradient is complete with the last of its parts.
+/// The first pass sends at its end, after ranks have exchanged which parameters they used, and how often. From then on
+/// unused parameters are not sent, and a gradient is complete with the last of its parts.
 template <Device D, class Communicator>
 class StaticGraph final : public Extension<D> {
  public:
@@ -47793,7 +47782,7 @@ class StaticGraph final : public Extension<D> {
       core_.buckets.hold();
     }
     for (std::size_t i = 0; i < core_.entries() && known(); ++i)
-      if (core_.buckets.sends(i) && uses(i).here == 0) core_.fill(i);  // used by other ranks alone
+      if (core_.buckets.sends(i) && uses(i).here == 0) core_.fill(i);  // used by other ranks only
   }
   void gradient_arrived(std::size_t i) override {
     if (!core_.sync) return;
@@ -47814,7 +47803,7 @@ class StaticGraph final : public Extension<D> {
  private:
   struct Uses {
     int here = 0;           // how often the gradient arrives on this rank
-    bool anywhere = false;  // whether it does on any
+    bool anywhere = false;  // whether it arrives on any rank
   };
   bool known() const { return !uses_.empty(); }
   const Uses& uses(std::size_t i) const { return uses_[core_.number_of(i)]; }
@@ -47824,7 +47813,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
     core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
-    const bool uses_nothing = core_.brings != Brings::samples;  // it will, when it has samples
+    const bool uses_nothing = core_.brings != Brings::samples;  // it will, with samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const auto number = core_.number_of(i);
       uses[number] = {uses_nothing ? anywhere[i] : arrivals_[number], !core_.buckets.sends(i) || anywhere[i] != 0};
@@ -47852,7 +47841,7 @@ class StaticGraph final : public Extension<D> {
 // <chorus/parallel/ddp/traced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_TRACED_HPP
-/// What a trace tells of DistributedDataParallel beside spans: when each gradient is ready, and each bucket full.
+/// Events of DistributedDataParallel in a trace, besides spans: each gradient ready, each bucket full.
 
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
@@ -47955,7 +47944,7 @@ template <Device D, class Communicator>
 class Traced final : public Extension<D> {
  public:
   explicit Traced(Core<D, Communicator>& core) : core_(core) {}
-  /// Whether there is a trace of this run.
+  /// Whether this run is traced.
   static bool wanted() { return trace::step_counter() != nullptr || trace::listening() != nullptr; }
 
   void gradient_arrived(std::size_t i) override {
@@ -47991,12 +47980,12 @@ class Traced final : public Extension<D> {
 // <chorus/parallel/ddp/unused_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_UNUSED_PARAMETERS_HPP
-/// Option `find_unused_parameters`: some backward passes leave parameters out, others on each rank.
+/// Option `find_unused_parameters`: some backward passes don't use all parameters, different ones on each rank.
 
 namespace chorus::ddp {
 
-/// What has not come on a rank is 0 there. After the pass ranks tell each other what came: a parameter has a gradient
-/// where any rank used it; where none did it stays without, so that no optimizer moves it.
+/// A missing gradient is 0 on its rank. After the pass ranks exchange what arrived: a parameter has a gradient if any
+/// rank used it. If none did, it has none, so that no optimizer changes it.
 template <Device D, class Communicator>
 class UnusedParameters final : public Extension<D> {
  public:
@@ -48016,7 +48005,7 @@ class UnusedParameters final : public Extension<D> {
   }
 
  private:
-  // Makes `came_` the same on all ranks.
+  // Combines `came_` over all ranks.
   [[gnu::cold]] void agree() {
     const std::size_t common = core_.common_entries();
     std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
@@ -48031,7 +48020,7 @@ class UnusedParameters final : public Extension<D> {
     std::copy(came.begin(), came.end() - 1, came_.begin());
     warn_if_all_came(came.back() == 0);
   }
-  // Once, where this option is not needed (PyTorch does after the first pass).
+  // Says once that this option is not needed (as PyTorch does after the first pass).
   void warn_if_all_came(bool all) {
     constexpr int passes = 10;
     found_ = found_ || !all;
@@ -48054,7 +48043,7 @@ class UnusedParameters final : public Extension<D> {
 // <chorus/parallel/policy_of_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_OF_RANKS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_POLICY_OF_RANKS_HPP
-/// What the policies of several processes share whatever the model's type is: shares of the data, and numbers that all
+/// Base of the policies of several processes, independent of the model's type: shares of the data, and values that all
 /// ranks agree on.
 
 namespace chorus {
@@ -48066,8 +48055,8 @@ class Core;
 }  // namespace ddp
 
 namespace detail {
-/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
-/// where it deduces a class's arguments: it would take a communicator for a run.
+/// The arguments that `launch` gives a program of several ranks. It is a named concept because clang 14 ignores a
+/// constructor's requires clause when it deduces class template arguments, and would take a communicator for a run.
 template <class Run>
 concept LaunchedRun = requires(Run& run) {
   run.communicator();
@@ -48090,25 +48079,25 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   virtual ~PolicyOfRanks() { group_->policy = nullptr; }
 
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
-  /// every rank, where their optimizers have not made the same steps.
+  /// Combines `value`, the mean over this rank's `samples`, to the mean over all ranks' samples. Throws UsageError, on
+  /// every rank, if their optimizers have not made the same steps.
   double mean(double value, Index samples) {
     const double mark = program_.mark(), size = devices();
     double sums[4] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples), mark,
                       mark * mark};
     sum(sums);
-    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees that some differ
+    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees the difference
       shares_.meet_now();
     return sums[1] == 0 ? 0 : sums[0] / sums[1];
   }
   /// Sums over all ranks, in place.
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// All ranks call it: what they evaluate is what is saved. Where passes in training have changed buffers, such as
-  /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
-  /// them; LocalSgd and ParameterServer bring parameters together, too.
+  /// All ranks call it, so that they evaluate the model that is saved. If passes in training have changed buffers by
+  /// each rank's own share, such as batch norm's running statistics, all take rank 0's, unless the policy doesn't share
+  /// them; LocalSgd and ParameterServer also make parameters equal.
   void eval() {
     if (!joining_) {
       if (buffers_apart_ || passes_together_) meet();
@@ -48126,8 +48115,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     meet();
     return PolicyOn<D>::gathered(options);
   }
-  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
-  /// ranks call it.
+  /// The program intends ranks to step with, write or skip different things: passes stop comparing ranks. All ranks
+  /// call it.
   void let_ranks_differ() { program_.let_ranks_differ(); }
   std::shared_ptr<BatchGroup> global_batch() const { return group_; }
 
@@ -48168,24 +48157,24 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
       if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
-      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
+      detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
       return first;
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
   }
 
-  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
+  /// Throws UsageError, on every rank, if the ranks' models or `options` differ. All ranks take rank 0's seed.
   template <class Counts>
   [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
     detail::check_same_description(communicator_, title_,
                                    options + own_options() + detail::model_description<D>(this->any_model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
-  /// What ranks compare beside a policy's options.
+  /// Options that ranks compare in addition to a policy's.
   virtual std::string own_options() const { return {}; }
 
-  /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
+  /// Calls `f(i)` when backward has the final gradient of the parameter that is now entry `i`.
   virtual void on_gradients(std::function<void(std::size_t)> f) {
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
@@ -48199,7 +48188,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     });
   }
 
-  /// Other ranks don't wait for what will not come. For destructors: it allocates nothing.
+  /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
     communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
                                   : "its net has ended in the middle of a backward pass");
@@ -48210,7 +48199,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
   }
 
-  /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
+  /// Takes `root`'s parameters whose names `counts` accepts; these lie before the others.
   template <class Counts>
   [[gnu::cold]] void broadcast_parameters(int root, const Counts& counts) {
     std::vector<std::size_t> elements(this->flat_.groups().size());
@@ -48225,7 +48214,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     }
   }
 
-  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
+  /// Takes `root`'s buffers of the dtypes that `counts` accepts, in one message.
   template <class Counts = All>
   void broadcast_buffers(int root, const Counts& counts = {}) {
     buffers_apart_ = false;
@@ -48254,7 +48243,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// Whether ranks evaluate with the same buffers.
   virtual bool shares_buffers() const { return true; }
-  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  /// All ranks meet at the same point of their programs; otherwise all throw UsageError.
   virtual void meet() {
     if (!joining_) shares_.meet();
   }
@@ -48264,9 +48253,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
-  /// The scope in which gradients are added up, by `sync` being off.
+  /// The scope in which `sync` is off, so that gradients accumulate.
   NoSync scope_without(bool& sync) const { return whole_passes_ ? NoSync() : NoSync(sync); }
-  /// Who adds up the buckets of a DDP in place of its hook, which may be the default; null: the hook does.
+  /// Replaces the hook in summing the buckets of a DDP; null: the hook sums. `default_hook`: the hook is AllReduce.
   virtual std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>&, bool default_hook);
 
   // For chorus::join.
@@ -48279,20 +48268,20 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     last_active_ = -1;
   }
   void end_join() override { joining_ = throw_early_ = false; }
-  /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
+  /// A forward pass that records gradients begins. `now`: ranks exchange their messages here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
     if (this->any_model_.training()) ++program_.ledger()->passes;
     shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
-  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
+  /// Checks the ranks' messages of this pass: throws if a rank has run out of batches and may not.
   void check_all_here() {
     if (!throw_early_) return;
     const auto joined = shares_.joined_ranks();
     check<UsageError>(joined.empty(), title_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
-  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
+  /// A pass of other ranks begins, in which this rank has no samples; false if all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
@@ -48304,8 +48293,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     last_active_ = shares_.first_active();
     return true;
   }
-  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
-  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
+  /// All ranks have ended: they agree on the number of passes, on which dropout masks depend. Returns a rank that ended
+  /// last; -1 if all had the same number of batches: those that ended last don't know it.
   [[gnu::cold]] int end_passes_of_others() {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
@@ -48314,10 +48303,10 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
-  /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
-  /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
-  /// since the policy took it, and where another policy took it afterwards.
+  /// Runs `call()`, a forward pass for which `begin_forward` was called, with the random numbers of this rank's share,
+  /// and returns its result. `with_others`: all ranks join collectives of layers, so that synchronised layers in
+  /// training see the whole batch. Throws UsageError if a layer has got other parameters or buffers since the policy
+  /// took the model, or if another policy has taken it.
   template <class Call>
   auto run_forward(bool with_others, const Call& call) {
     handles_.check_kept(this->any_model_, this->flat_);
@@ -48334,7 +48323,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return output;
   }
 
-  /// A forward pass that records gradients: its backward passes are weighed before they start.
+  /// A forward pass that records gradients: its backward passes compute weights before they start.
   template <class Call>
   auto run_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
@@ -48345,8 +48334,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     pass = {begin, Node::next_sequence()};
     return output;
   }
-  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
-  /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  /// Called at a gradient. Throws UsageError if backward began with losses that ranks divide in different ways, and did
+  /// not pass through a forward pass of this policy: it is too late then to weight each loss.
   void check_weighed() {
     if (!whole_passes_) weigh_unless_weighed(true);
   }
@@ -48364,16 +48353,16 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
                       "that are means over different numbers, and not through a forward pass of the net in this "
                       "thread: call the net, not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed.
+  /// Whether this thread's current backward run has its weights.
   bool weighed() const { return whole_passes_ || weighed_run_ == backward_run(); }
-  /// All ranks tell each other of what means and sums their losses are made.
+  /// All ranks exchange the means and sums in their losses.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
   }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
-  /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
+  /// A forward pass without gradients is local to this rank, unless an operation asks for its position in the batch.
   template <class Call>
   auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
@@ -48381,7 +48370,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     shares_.begin_aside(pass, !joining_);
     return run_forward(!joining_, call);
   }
-  /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
+  /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.
   virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
     if (communicator_.size() == 1 || in_captured_step()) {
       weigh_run(false);
@@ -48404,14 +48393,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
-  bool buffers_apart_ = false;       // passes in training may have changed them since all ranks had the same
+  bool buffers_apart_ = false;       // passes in training may have made them differ between ranks
   std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
-  bool whole_passes_ = false;     // every pass adds up the whole batch's gradients, by itself
-  bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
-  bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
-  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
+  bool whole_passes_ = false;     // every pass sums the whole batch's gradients by itself
+  bool passes_together_ = false;  // all passes are collective: a rank can't evaluate alone
+  bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
+  bool operators_send_ = false;  // forward passes have had collectives; so will backward
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
@@ -48443,7 +48432,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
     PolicyOfRanks* policy;
   };
-  // Losses are weighed before backward passes through one of this net's last passes.
+  // Weights are computed before backward passes through one of this net's last passes.
   void backward_begins(std::span<const Ref<Node>> nodes) {
     const auto in = [&](const Recorded& pass) {
       const auto first = std::partition_point(nodes.begin(), nodes.end(),
@@ -48469,7 +48458,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
   bool in_captured_step() const {
 #if CHORUS_USE_CUDA
     if constexpr (!std::is_same_v<D, Cpu>)
@@ -48495,12 +48484,12 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
-  std::uint64_t weighed_run_ = 0;  // the last one
+  std::uint64_t weighed_run_ = 0;  // the last backward run with weights
   detail::LossTerms terms_;
   std::vector<detail::LossShare> losses_;  // of the same run
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
-  // While joining_.
+  // Used while joining_.
   int passes_of_others_ = 0, last_active_ = -1;
 };
 
@@ -48531,15 +48520,15 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     for (const Bucket& bucket : this->buckets.all()) sizes.push_back(this->bytes(bucket));
     return sizes;
   }
-  /// Where the time of this rank's iterations goes.
+  /// Times of the parts of this rank's iterations.
   const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
   void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
-  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
+  /// The number of backward passes whose gradients NonFinite::skip_step dropped.
   std::int64_t skipped_steps() const {
     const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
     return judge == nullptr ? 0 : judge->skipped_steps();
   }
-  /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
+  /// Adds a user's extension, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
 
  protected:
@@ -48548,7 +48537,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
       : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
         calls_{std::move(hook)} {}
-  /// Makes all that options need, when the net has been made.
+  /// Creates the extensions for the options, after the net's construction.
   [[gnu::cold]] void install() {
     const auto& options = Core::options;
     this->sums = this->bucket_sums(core(), std::is_same_v<Hook, AllReduce>);
@@ -48565,12 +48554,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
                           {.zero_grad = !this->whole_passes_, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
-  /// Hooks may still have memory under way.
+  /// Ends communication that still uses memory of the hook.
   [[gnu::noinline]] ~PolicyWithOptions() {
     for (Bucket& bucket : this->buckets.all()) bucket.work = {};
   }
 
-  /// Compares the ranks' models, and takes rank 0's numbers.
+  /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
     this->check_same(Core::options.template describe<D>(), is_shared());
     take_state(0);
@@ -48579,17 +48568,17 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     this->broadcast_parameters(root, is_shared());
     this->broadcast_buffers(root);
   }
-  /// Whether ranks share the parameter or buffer of a name, as a function.
+  /// A function of a name: whether ranks share that parameter or buffer.
   auto is_shared() const {
     return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
   }
-  /// Gradients will be added up over several passes.
+  /// Gradients will be accumulated over several passes.
   NoSync accumulate() {
     if (!this->whole_passes_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
-  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  /// Allocates memory that peers can read without a copy, if the communicator offers it.
   typename nn::FlatParameters<D>::Allocate own_memory() const {
     if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
       return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
@@ -48618,7 +48607,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
-  /// Under a hook that lets ranks have different parameters they take the average.
+  /// Averages parameters under a hook that lets ranks have different ones.
   void bring_together() override {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
@@ -48632,7 +48621,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   PassesOfOthers<D, Communicator>* passes_of_others() const {
     return this->template find<PassesOfOthers<D, Communicator>>();
   }
-  // At each moment they are called in this order. Others are added by the calls that need them.
+  // The order of the calls at each moment. Functions that need other extensions add them later.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;
     if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();
@@ -48688,26 +48677,26 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
   // For checkpoints.
 
-  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
-  /// backward pass has settled this order; else the next one will.
+  /// Lays out the flat buffers in a checkpoint's order. Names that the model doesn't have are ignored. `learned`: a
+  /// backward pass has settled this order; otherwise the next one will.
   [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     std::vector<std::size_t> order;
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < core().entries(); ++i)
         if (core().name(i) == wanted) order.push_back(i);
-    auto sorted = order;  // each once, or the order is not this model's
+    auto sorted = order;  // each name once, else the order is another model's
     std::sort(sorted.begin(), sorted.end());
     const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
     if (order.size() != core().entries() || twice) return;
-    // Each rank's own stay at the end, whoever had them where.
+    // Ignored parameters stay at the end, wherever the checkpoint's ranks had them.
     std::stable_partition(order.begin(), order.end(),
                           [&](std::size_t i) { return !core().options.ignores(core().name(i)); });
     core().reorder(order);
     if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
   }
-  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  /// Whether the hook has state, so that all ranks take part in a checkpoint.
   static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
-  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  /// Whether ranks can have different parameters and optimizer states; `ranks_differ()`: whether they do now.
   static constexpr bool ranks_may_differ = Traits::ranks_may_differ;
   bool ranks_differ() {
     if constexpr (ranks_may_differ)
@@ -48715,14 +48704,14 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       return false;
   }
-  /// Those that ranks have stepped by themselves since they last had the same.
+  /// The parameters that ranks have stepped by themselves since all ranks last had equal ones.
   std::vector<std::string> parameters_apart() requires ranks_may_differ {
     return net_.hook().stepped.names(net_.flat_);
   }
   void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
     net_.hook().stepped.set(net_.flat_, names);
   }
-  /// What the hook remembers of parameters: see ddp::ParameterMemory.
+  /// The hook's state per parameter: see ddp::ParameterMemory.
   std::vector<optim::StateTensor> hook_state(bool full = false) {
     if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) return memory->state(full);
     return {};
@@ -48733,13 +48722,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
   // For optimizers.
 
-  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  /// Multiplies the hook's residual (its error feedback), which includes the loss scale: for GradScaler.
   void scale_hook_rest(double factor) requires(Traits::remembers_parameters) {
     core().template find<ddp::ParameterMemory<D>>()->scale_rest(factor);
   }
-  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
-  /// nothing, no more. Throws UsageError where one is there already, and under a NonFinite policy, which judges when
-  /// backward has ended.
+  /// Calls `step` with each parameter as soon as its averaged gradient arrives, during backward; an empty function ends
+  /// this. Throws UsageError if a function is set already, and under a NonFinite policy, which decides after backward.
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     const auto& options = core().options;
     check<UsageError>(!step || options.non_finite == NonFinite::propagate,
@@ -48753,12 +48741,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     if (steps == nullptr) steps = &core().template add<Steps>(core(), at_the_end);
     steps->set(std::move(step));
   }
-  /// Whether the hook leaves each rank the averages of its own part alone.
+  /// Whether the hook gives each rank the averages of its own part only.
   static constexpr bool averages_in_parts = Traits::in_parts;
-  /// Whether the hook may leave each rank its own gradients.
+  /// Whether the hook may leave unaveraged gradients on each rank.
   static constexpr bool own_gradients = Traits::own_gradients;
   const std::vector<ddp::Bucket>& buckets() const { return std::as_const(core().buckets).all(); }
-  /// Calls `f` while the parameters have their gradients, whether the hook has averaged them whole or in parts.
+  /// Calls `f` while the parameters have their gradients, whether the hook averages whole gradients or parts.
   template <class F>
   void with_gradients(const F& f) {
     if constexpr (averages_in_parts)
@@ -48766,7 +48754,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       f();
   }
-  /// Those in parts have been used.
+  /// The averages in parts have been used.
   void forget_parts() requires averages_in_parts { parts().forget(); }
   void forget_parts() {}
 
@@ -48783,7 +48771,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/parallel/ddp/rank_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
-/// Which device a rank of a distributed policy computes on, and over what it talks to the others from there.
+/// The device of a distributed policy's rank, and its communicator.
 
 #if CHORUS_USE_NCCL
 // <chorus/comm/nccl.hpp>
@@ -50434,7 +50422,7 @@ inline const bool nccl_registered =
 
 namespace chorus::detail {
 
-/// On the CPU: the virtual device that the run names, or wherever the model is, over the run's own communicator.
+/// CPU: the virtual device that the run names, or the model's device, and the run's own communicator.
 template <Device D>
 class RankDevice {
  public:
@@ -50452,8 +50440,8 @@ class RankDevice {
 };
 
 #if CHORUS_USE_NCCL
-/// On GPUs: the one that the run names, or whose number is the rank's among the ranks of its machine, over NCCL. Where
-/// there are more ranks than GPUs they share them (see comm::share_gpu), which is for tests.
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. If there are more ranks
+/// than GPUs, ranks share them (see comm::share_gpu), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:
@@ -50486,7 +50474,7 @@ class RankDevice<Cuda> {
 
 namespace chorus {
 
-/// Base of DistributedDataParallel, LocalSgd and ParameterServer. `Base`: what a policy has beside its model.
+/// Base of DistributedDataParallel, LocalSgd and ParameterServer. `Base`: the policy's part without the model.
 template <class Model, class Communicator,
           class Base = PolicyOfRanks<typename nn::detail::DeviceOfModel<Model>::type, Communicator>>
 class DistributedPolicy : public Policy<Model, Base> {
@@ -50496,13 +50484,13 @@ class DistributedPolicy : public Policy<Model, Base> {
   DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model, Base>(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs.
+  /// Returns the model's output for the inputs.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return this->model_.forward(this->on_model_device(inputs)...);
   }
-  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
-  /// `forward_aside`: one of this rank alone.
+  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded` records gradients; `forward_aside`
+  /// is a pass of this rank alone.
   template <class... Inputs>
   auto forward(bool with_others, const Inputs&... inputs) {
     return this->run_forward(with_others, [&] { return call_model(inputs...); });
@@ -50524,7 +50512,7 @@ namespace chorus {
 
 namespace ddp {
 
-/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become all ranks' averages. Nothing here depends on
+/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become the averages over all ranks. Independent of
 /// the model's type.
 template <Device D, class Hook, class Communicator>
 class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
@@ -50533,31 +50521,31 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
 
  protected:
   using Base::Base;
-  /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
+  /// If a rank throws during communication, it aborts the group, so that peers fail at once instead of waiting.
   [[gnu::noinline]] ~Reducer() {
     if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
-  /// The net has been made.
+  /// Called at the end of the net's construction.
   [[gnu::cold]] void begin() {
     this->install();
-    // 1. All ranks begin with rank 0's numbers.
+    // 1. All ranks begin with rank 0's parameters and buffers.
     if (this->options().init_sync) this->take_first_state();
-    // 2. Each parameter says when its gradient is final.
+    // 2. Each parameter reports when its gradient is final.
     this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
   }
-  /// What the net has said of a forward pass that records gradients: all ranks are in one.
+  /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
   void forward_begins(ForwardPass& pass) {
     this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass, this->joining_);  // those that have ended have to know
+    this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
     this->tell(&Extension::ready_for_forward);
   }
   void forward_ended() { this->tell(&Extension::forward_ended); }
 
  private:
-  // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
+  // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
   void backward_is_weighed() override { this->tell(&Extension::weighed); }
-  // 4. The first gradient begins a pass; full buckets leave while backward goes on.
+  // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i) {
     this->check_weighed();
     if (this->sync && !this->in_backward) {
@@ -50567,7 +50555,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
     if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may have given no gradient
+    this->fill(i);  // a user's backward function may not give a gradient
     this->buckets.arrived(i);
     send_full();
   }
@@ -50577,7 +50565,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->in_backward = true;
     this->tell(&Extension::backward_begins);
   }
-  // 5. When backward has ended, what is left leaves, and all averages come back.
+  // 5. After backward, the remaining buckets are sent, and all averages are awaited.
   void finish_backward() override {
     this->tell(&Extension::backward_ended);
     send_full();
@@ -50611,14 +50599,13 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
 
 }  // namespace ddp
 
-/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
-/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
-/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
-/// nothing.
+/// The gradient is one device's for the whole batch: the average over the elements of the loss's mean (samples, counted
+/// tokens, class weights), or over samples if the loss doesn't say. All ranks hold bit-identical parameters after each
+/// step. Every rank makes the same calls. `Hook` averages buckets: see ddp/hook.hpp. A gradient hook on a parameter
+/// sees this rank's gradient; its result is averaged. `grad` gives this rank's own gradient and sends nothing.
 ///
-/// The algorithm, in six steps, is ddp::Reducer above. What options add to it is in ddp/, one file each: at the moments
-/// that it `tell`s them (ddp/extension.hpp).
+/// The algorithm, in six steps, is ddp::Reducer above. Options are extensions in ddp/, one file each; the core calls
+/// them with `tell` at the moments of ddp/extension.hpp.
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel
     : public DistributedPolicy<Model, Communicator,
@@ -50634,14 +50621,14 @@ class DistributedDataParallel
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
 
-  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
-  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
+  /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
+  /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
   template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
@@ -50649,7 +50636,7 @@ class DistributedDataParallel
     run.check_options();
   }
 
-  /// The model's output for this rank's share of the batch.
+  /// Returns the model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!this->in_backward,
@@ -50664,13 +50651,14 @@ class DistributedDataParallel
     return output;
   }
 
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
+  /// While the returned object lives, backward adds to this rank's own gradients without communication. The first
+  /// backward after it averages the sum. Each pass is weighted by its own global batch, so micro-batches may be divided
+  /// unevenly.
   [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
-  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
-  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
-  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
+  /// Runs `body`, a loop over batches whose number may differ between ranks; each batch is an iteration of forward and
+  /// backward. A rank that has ended takes part in the others' collectives, without samples, until all have ended. Then
+  /// all take the parameters and buffers of the rank that ended last. `body` makes no other collective calls: a forward
+  /// pass without gradients is local to the rank. For loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& join_options = {}) {
     chorus::join(body, join_options, *this);
@@ -50686,7 +50674,7 @@ class DistributedDataParallel
     device_ = std::move(device);
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
+  std::unique_ptr<detail::RankDevice<D>> device_;  // set if constructed from a run
 };
 
 }  // namespace chorus
@@ -50695,8 +50683,8 @@ class DistributedDataParallel
 // <chorus/parallel/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
-/// Policies, and types around models, that <chorus/chorus.hpp> declares and whose headers it leaves out: a program that
-/// forgets a header is told which.
+/// Policies and types around models that <chorus/chorus.hpp> declares without their headers: if a program forgets a
+/// header, the compiler's message names it.
 
 namespace chorus {
 
@@ -50731,16 +50719,16 @@ class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>
 // <chorus/parallel/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_SINGLE_DEVICE_HPP
-/// SingleDevice: the policy of one device. The others have to give the same results.
+/// SingleDevice: the policy of one device. The other policies must give the same results.
 
 // <chorus/parallel/placed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PLACED_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PLACED_HPP
-/// A model on the device that a run names for its process.
+/// Moves a model to the device that a run names for its process.
 
 namespace chorus::detail {
 
-/// `model`, on the device that `run` names for this process, or where it is.
+/// Moves `model` to the device that `run` names for this process, if it names one.
 template <class Model, class Run>
 Model placed(Model model, const Run& run) {
   using D = typename Model::device_type;
@@ -50753,13 +50741,13 @@ Model placed(Model model, const Run& run) {
 
 namespace chorus {
 
-/// Named as in other policies, so that a program that changes its policy changes nothing else.
+/// Named as in other policies, so that changing the policy changes nothing else in a program.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
+  /// The axis of the inputs that holds the samples. Each sample has its own random numbers.
   int dim = 0;
 };
 
-/// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
+/// The policy of one process and one device: the whole batch, the whole model, no communication.
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
@@ -50782,8 +50770,8 @@ class SingleDevice : public OneProcessPolicy<Model> {
     run.check_options();
   }
 
-  /// The model's output. Throws UsageError where a layer of the model has got other parameters or buffers since the
-  /// policy took it: optimizers know the old ones.
+  /// Returns the model's output. Throws UsageError if a layer has got other parameters or buffers since the policy took
+  /// the model: optimizers hold the old ones.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_);
@@ -60803,11 +60791,11 @@ class RmsProp final : public Optimizer<D> {
 // <chorus/parallel/hooks/not_sent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
-/// What a compressed gradient leaves for the next step.
+/// The residual of a compressed gradient.
 
 namespace chorus::detail {
 
-/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+/// gradient - sent; 0 if either is not finite, since the residual would stay so for ever.
 struct NotSent {
   template <class S>
   CHORUS_HD S operator()(const S& gradient, const S& sent) const {

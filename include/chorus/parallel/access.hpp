@@ -1,9 +1,9 @@
 #pragma once
-/// The door through which classes of the library reach what a policy has for them, and users don't call.
+/// Access: lets classes of the library reach members of a policy that are not for users.
 
 namespace chorus::detail {
 
-/// A policy that has something for them specialises it.
+/// A policy that has such members specialises it.
 template <class Net>
 class Access {
  public:

@@ -14,17 +14,17 @@
 
 namespace chorus {
 
-/// Keeps a copy of the model on each device from step to step; each forward pass sends it the parameters that have
-/// changed, and what else the members of its layers say. What a copy writes into its buffers is lost, except the first
-/// device's. `zero_grad` called by the model itself forgets what it does on one device, for gradients gather in the
-/// first device's parameters alone. Must outlive the losses made through it.
+/// Each device keeps its copy of the model from step to step; a forward pass sends it the parameters and layer members
+/// that changed. Writes of a copy to its buffers are lost, except on the first device. `zero_grad` inside the model
+/// works as on one device, because gradients accumulate in the first device's parameters only. Must outlive the losses
+/// made through it.
 ///
-/// Gradients are added in the order of the devices: a run repeated has the same bits. Between different GPUs NCCL sends
-/// and adds, in its own order (dp::Collectives); what fails there is thrown as CommError or TimeoutError by the pass or
-/// by the next one. Where a copy of the model does not come back, forward or backward, the pass throws TimeoutError,
-/// `timeout` after the first device has ended (dp::ParallelApply).
+/// Gradients are added in the order of the devices, so that a repeated run has the same bits. Between different GPUs
+/// NCCL sends and adds, in its own order (dp::Collectives); the pass or the next one throws its failures as CommError
+/// or TimeoutError. If a copy of the model does not finish forward or backward within `timeout` after the first device,
+/// the pass throws TimeoutError (dp::ParallelApply).
 ///
-/// Below stands the algorithm, in five steps, each a file of dp/. What options and extensions add is around it, in
+/// This file holds the algorithm, in five steps, each a file of dp/. Options and extensions are in
 /// dp/policy_with_options.hpp.
 template <class Model>
 class DataParallel : public dp::PolicyWithOptions<Model> {
@@ -37,12 +37,11 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   template <class Other>
   using rebind = DataParallel<Other>;
 
-  /// The model's numbers move to the first device, where they are not there; handles, optimizers and hooks that a
-  /// program has from before stay theirs. Throws UsageError without devices, and for options that make no sense;
-  /// DeviceError for a device that doesn't exist.
+  /// Moves the model's parameters and buffers to the first device. Existing handles, optimizers and hooks stay valid.
+  /// Throws UsageError without devices and for invalid options; DeviceError for a device that doesn't exist.
   DataParallel(Model model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model), std::move(options), seed) {}
-  /// For `launch`: as many devices as `run` says, unless the options name them.
+  /// For `launch`: uses as many devices as `run` says, unless the options name them.
   template <class Run>
   requires requires(Run& run) { run.seed(); }
   DataParallel(Model model, Run& run, DataParallelOptions options = {})
@@ -50,20 +49,19 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
     run.check_options();
   }
 
-  /// The model's output for the whole batch, on the output device; scalars become a vector with one element a device,
-  /// and a warning says so, once, where nobody has called `mean_loss` before the next pass. A tuple of outputs may have
-  /// scalars; a struct with `fields()`, whose type stays, may not: there a field of shape [1] becomes one with an
-  /// element a device.
-  /// Tensors and Variables are cut along `dim`, or the axis that a BatchAxis says, into shares that differ by at most
-  /// one, on no more devices than there are samples. There are as many samples as in the inputs that say their axis,
-  /// else as in the first one. Every copy has all of what is `whole(x)`, and of what has another size there; see
-  /// dp::InputRoles for inputs that may be as long as the batch by chance, of which some are refused with a ShapeError.
-  /// Other arguments go to every copy as they are. Outputs are joined along the same axis; ShapeError for those that
-  /// have their samples along another one (see dp::joined_axis). What a copy throws is thrown again, of the same kind,
-  /// with the copy's number and device in the message. Throws UsageError where a layer of the model has got other
-  /// parameters or buffers since the policy took it, and where another policy took it afterwards. `grad` goes through
-  /// it; for gradients of gradients let an input be a GraphVariable: then all devices' work is one graph, through which
-  /// backward goes in the calling thread.
+  /// Returns the model's output for the whole batch, on the output device. Scalars become a vector with one element per
+  /// device; a warning says so once unless `mean_loss` is called before the next pass. A tuple of outputs may hold
+  /// scalars. A struct with `fields()` keeps its type and may not: its field of shape [1] becomes one with an element
+  /// per device.
+  /// Tensors and Variables are cut along `dim`, or the axis of their BatchAxis, into shares that differ by at most one
+  /// sample, on no more devices than samples. The inputs that name their axis give the number of samples, else the
+  /// first input. Every copy gets all of `whole(x)` and of an input with another size; dp::InputRoles decides about
+  /// inputs that may have the batch's length by chance, and refuses some with a ShapeError. Other arguments go to every
+  /// copy unchanged. Outputs are joined along the same axis; ShapeError if their samples lie along another one (see
+  /// dp::joined_axis). An exception of a copy is rethrown with the same type; its message names the copy and its
+  /// device. Throws UsageError if a layer has got other parameters or buffers since the policy took the model, or if
+  /// another policy has taken it. `grad` works through it; for gradients of gradients pass a GraphVariable as an input:
+  /// then the work of all devices is one graph, and backward runs in the calling thread.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     const auto pass = this->template begin_pass<dp::MakeShare>(inputs...);
@@ -74,14 +72,14 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
       pass->prepare([&] {
         // 1. Scatter: the device gets its share of each input.
         pass->shares[i].emplace(dp::scatter(pass->split, i, this->replicas_.device(i), pass->returns[i], inputs...));
-        // 2. Replicate: its copy of the model gets the parameters that have changed. The first has the model itself.
+        // 2. Replicate: its copy of the model gets the changed parameters. The first device uses the model itself.
         if (!replicated) dp::replicate(this->replicas_, i);
       });
-      // 3. Parallel apply: all copies run at once, each on what it has.
+      // 3. Parallel apply: all copies run at once, each on its share.
       pass->forward(i);
     });
     this->end_pass(*pass);
-    // 4. Gather: the outputs become one, on the output device.
+    // 4. Gather: the outputs are joined on the output device.
     const Ref<dp::BackwardNode> on_tape(new dp::BackwardNode(*this, this->alive(), std::move(pass->returns)));
     return dp::gather(pass->outputs, pass->split, this->output_device(), on_tape);
   }
@@ -91,12 +89,12 @@ class DataParallel : public dp::PolicyWithOptions<Model> {
   auto operator()(const Inputs&... inputs) { return this->forward_recorded(inputs...); }
 
  private:
-  // The loss goes back through `on_tape`, which calls this.
+  // Backward of the loss reaches `on_tape`, which calls this.
   void backward(const dp::Roots& roots, bool keep) override {
     this->parallel_apply_.await();
     this->before_backward(roots.size());
     this->backward_on_devices(roots, keep);
-    // 5. Reduce: the gradients of all copies are added to those of the model.
+    // 5. Reduce: the gradients of all copies are added to the model's.
     if (!this->collectives_.reduce(roots.size()))
       dp::reduce(this->replicas_, roots.size(),
                  [this](std::size_t workers, const auto& task) { this->parallel_apply_.run(workers, task); });

@@ -21,7 +21,7 @@ namespace chorus {
 
 namespace ddp {
 
-/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become all ranks' averages. Nothing here depends on
+/// Steps 2 to 6 of DistributedDataParallel: how a rank's gradients become the averages over all ranks. Independent of
 /// the model's type.
 template <Device D, class Hook, class Communicator>
 class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
@@ -30,31 +30,31 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
 
  protected:
   using Base::Base;
-  /// Peers don't wait for a rank that throws while gradients are under way: the group is given up.
+  /// If a rank throws during communication, it aborts the group, so that peers fail at once instead of waiting.
   [[gnu::noinline]] ~Reducer() {
     if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
   }
 
-  /// The net has been made.
+  /// Called at the end of the net's construction.
   [[gnu::cold]] void begin() {
     this->install();
-    // 1. All ranks begin with rank 0's numbers.
+    // 1. All ranks begin with rank 0's parameters and buffers.
     if (this->options().init_sync) this->take_first_state();
-    // 2. Each parameter says when its gradient is final.
+    // 2. Each parameter reports when its gradient is final.
     this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
   }
-  /// What the net has said of a forward pass that records gradients: all ranks are in one.
+  /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
   void forward_begins(ForwardPass& pass) {
     this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass, this->joining_);  // those that have ended have to know
+    this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
     this->tell(&Extension::ready_for_forward);
   }
   void forward_ended() { this->tell(&Extension::forward_ended); }
 
  private:
-  // 3. Before backward, ranks tell each other what their losses are means over: by that their gradients count.
+  // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
   void backward_is_weighed() override { this->tell(&Extension::weighed); }
-  // 4. The first gradient begins a pass; full buckets leave while backward goes on.
+  // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i) {
     this->check_weighed();
     if (this->sync && !this->in_backward) {
@@ -64,7 +64,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
     if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may have given no gradient
+    this->fill(i);  // a user's backward function may not give a gradient
     this->buckets.arrived(i);
     send_full();
   }
@@ -74,7 +74,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->in_backward = true;
     this->tell(&Extension::backward_begins);
   }
-  // 5. When backward has ended, what is left leaves, and all averages come back.
+  // 5. After backward, the remaining buckets are sent, and all averages are awaited.
   void finish_backward() override {
     this->tell(&Extension::backward_ended);
     send_full();
@@ -108,14 +108,13 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
 
 }  // namespace ddp
 
-/// The gradient is one device's with the whole batch: the average over what the loss is a mean of (samples, tokens that
-/// count, class weights), or over samples where the loss does not say. All ranks hold bit-identical parameters
-/// after each step. Every rank makes the same calls. `Hook` says how buckets are averaged: see ddp/hook.hpp. A hook
-/// on a parameter sees this rank's gradient; what it makes of it is averaged. `grad` gives this rank's own, and sends
-/// nothing.
+/// The gradient is one device's for the whole batch: the average over the elements of the loss's mean (samples, counted
+/// tokens, class weights), or over samples if the loss doesn't say. All ranks hold bit-identical parameters after each
+/// step. Every rank makes the same calls. `Hook` averages buckets: see ddp/hook.hpp. A gradient hook on a parameter
+/// sees this rank's gradient; its result is averaged. `grad` gives this rank's own gradient and sends nothing.
 ///
-/// The algorithm, in six steps, is ddp::Reducer above. What options add to it is in ddp/, one file each: at the moments
-/// that it `tell`s them (ddp/extension.hpp).
+/// The algorithm, in six steps, is ddp::Reducer above. Options are extensions in ddp/, one file each; the core calls
+/// them with `tell` at the moments of ddp/extension.hpp.
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel
     : public DistributedPolicy<Model, Communicator,
@@ -131,14 +130,14 @@ class DistributedDataParallel
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
 
-  /// Compares the models of all ranks and takes rank 0's numbers. Throws UsageError, on every rank, where names,
-  /// shapes, dtypes or options differ, and where no parameter wants a gradient. The communicator must outlive this.
+  /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
+  /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
   DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
                           std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
   template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
@@ -146,7 +145,7 @@ class DistributedDataParallel
     run.check_options();
   }
 
-  /// The model's output for this rank's share of the batch.
+  /// Returns the model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!this->in_backward,
@@ -161,13 +160,14 @@ class DistributedDataParallel
     return output;
   }
 
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it averages the sum.
-  /// Each pass counts by its own global batch, so that micro-batches may be divided unevenly.
+  /// While the returned object lives, backward adds to this rank's own gradients without communication. The first
+  /// backward after it averages the sum. Each pass is weighted by its own global batch, so micro-batches may be divided
+  /// unevenly.
   [[nodiscard]] NoSync no_sync() { return this->accumulate(); }
-  /// Runs `body`, a loop over batches of which ranks may have different numbers, each an iteration of forward and
-  /// backward. A rank that has ended takes part in the others' collectives, with no samples, until all have; then all
-  /// take the parameters and buffers of the one that went on longest. `body` makes no other collective calls: a forward
-  /// pass without gradients is this rank's own. For loops over several nets see chorus::join.
+  /// Runs `body`, a loop over batches whose number may differ between ranks; each batch is an iteration of forward and
+  /// backward. A rank that has ended takes part in the others' collectives, without samples, until all have ended. Then
+  /// all take the parameters and buffers of the rank that ended last. `body` makes no other collective calls: a forward
+  /// pass without gradients is local to the rank. For loops over several nets see chorus::join.
   template <class Body>
   void join(const Body& body, const JoinOptions& join_options = {}) {
     chorus::join(body, join_options, *this);
@@ -183,7 +183,7 @@ class DistributedDataParallel
     device_ = std::move(device);
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
+  std::unique_ptr<detail::RankDevice<D>> device_;  // set if constructed from a run
 };
 
 }  // namespace chorus

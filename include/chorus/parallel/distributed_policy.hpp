@@ -8,7 +8,7 @@
 
 namespace chorus {
 
-/// Base of DistributedDataParallel, LocalSgd and ParameterServer. `Base`: what a policy has beside its model.
+/// Base of DistributedDataParallel, LocalSgd and ParameterServer. `Base`: the policy's part without the model.
 template <class Model, class Communicator,
           class Base = PolicyOfRanks<typename nn::detail::DeviceOfModel<Model>::type, Communicator>>
 class DistributedPolicy : public Policy<Model, Base> {
@@ -18,13 +18,13 @@ class DistributedPolicy : public Policy<Model, Base> {
   DistributedPolicy(std::string_view title, Model model, Communicator& communicator, int dim, std::uint64_t seed)
       : Policy<Model, Base>(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs.
+  /// Returns the model's output for the inputs.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return this->model_.forward(this->on_model_device(inputs)...);
   }
-  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded`: one that records gradients;
-  /// `forward_aside`: one of this rank alone.
+  /// A forward pass of the model: see PolicyOfRanks::run_forward. `forward_recorded` records gradients; `forward_aside`
+  /// is a pass of this rank alone.
   template <class... Inputs>
   auto forward(bool with_others, const Inputs&... inputs) {
     return this->run_forward(with_others, [&] { return call_model(inputs...); });

@@ -1,6 +1,6 @@
 #pragma once
-/// Policies, and types around models, that <chorus/chorus.hpp> declares and whose headers it leaves out: a program that
-/// forgets a header is told which.
+/// Policies and types around models that <chorus/chorus.hpp> declares without their headers: if a program forgets a
+/// header, the compiler's message names it.
 
 #include <chorus/core/config.hpp>
 #include <cstddef>

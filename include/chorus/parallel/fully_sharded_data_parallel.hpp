@@ -1,6 +1,6 @@
 #pragma once
-/// FullyShardedDataParallel: DistributedDataParallel of which no rank keeps the whole model (Rajbhandari et al.,
-/// "ZeRO", SC 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
+/// FullyShardedDataParallel: data parallelism in which no rank keeps the whole model (Rajbhandari et al., "ZeRO", SC
+/// 2020, stage 3; Zhao et al., "PyTorch FSDP", VLDB 2023).
 
 #include <chorus/comm/split.hpp>
 #include <chorus/io/write_in_parts.hpp>
@@ -26,25 +26,25 @@ namespace chorus {
 
 /// Options of FullyShardedDataParallel.
 struct FullyShardedDataParallelOptions {
-  int dim = 0;  ///< see DistributedDataParallelOptions, as the others are
+  int dim = 0;  ///< for all: see DistributedDataParallelOptions
   bool broadcast_buffers = true;
-  bool find_unused_parameters = false;  ///< ranks, and passes, may leave layers out
+  bool find_unused_parameters = false;  ///< ranks and passes may leave layers out
   bool init_sync = true;
 };
 
-/// Parameters are cut into units, and of each unit a rank keeps an n-th. A unit is gathered when an operation, forward
-/// or backward, reads its numbers, and given back after; its gradients are averaged in parts, as soon as they are
-/// there; an optimizer steps the rank's parts, and nothing is gathered after that. So n ranks hold K / n bytes of
-/// parameters, gradients and each of the optimizer's numbers, and two units; each sends 3 (n - 1) / n K in a step. The
-/// numbers are those of DistributedDataParallel with ReduceScatter and a ShardedOptimizer, bit for bit.
+/// Parameters are cut into units; of each unit a rank keeps 1/n. A unit is gathered when a forward or backward
+/// operation reads its parameters, and freed afterwards. Its gradients are averaged in parts as soon as they are
+/// complete. The optimizer steps the rank's parts; nothing is gathered after that. So each of n ranks holds K / n bytes
+/// of parameters, gradients and each optimizer state, plus two units, and sends 3 (n - 1) / n K per step. Results are
+/// bit-identical to DistributedDataParallel with ReduceScatter and a ShardedOptimizer.
 ///
-/// Forward passes are collective, those without gradients, too. Outside of them and of backward parameters can't be
-/// read but within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
+/// Forward passes are collective, also without gradients. Outside of forward and backward, parameters can be read only
+/// within `gathered()`. `Units` says how units are cut: ByBytes, ByModule, KeepParameters (stage 2).
 ///
-/// `Averages`: how ranks come to the averages of their parts, ReduceScatter or a hook that leaves the same.
+/// `Averages`: how ranks average their parts: ReduceScatter or a hook with the same result.
 ///
-/// Below stands what it adds to DistributedDataParallel, in five steps; the moments of a pass are in
-/// fsdp/sharded_units.hpp, gathers in fsdp/units_at_hand.hpp.
+/// This file has five steps that extend DistributedDataParallel; fsdp/sharded_units.hpp has the moments of a pass,
+/// fsdp/units_at_hand.hpp the gathers.
 template <class Model, class Units, class Communicator, class Averages>
 class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages, Communicator> {
   using Base = DistributedDataParallel<Model, Averages, Communicator>;
@@ -59,8 +59,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
   static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
 
-  /// As DistributedDataParallel's. `gathers`: another communicator of the ranks among which parameters are cut, all in
-  /// the same order, which must outlive this, too; so that parameters and gradients travel side by side.
+  /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
+  /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
   FullyShardedDataParallel(Model model, Communicator& communicator, Communicator& gathers,
                            const FullyShardedDataParallelOptions& options = {}, std::uint64_t seed = initial_seed(),
                            Averages averages = {})
@@ -75,15 +75,15 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     shard(*gathers_, options);
   }
 
-  /// The same for a model that is made here, of which each rank draws its parts alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
       : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The model's output for this rank's share of the batch. All ranks call it.
+  /// Returns the model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
-    // 3. Parameters come when they are touched.
+    // 3. Units are gathered when an operation uses them.
     const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
     return Base::operator()(inputs...);
   }
@@ -96,8 +96,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
 
-  /// While it lives, every rank has all parameters: to save, load, inspect. All ranks call it, and end it, together.
-  /// Writing is an error, in the next pass, unless `write`.
+  /// While it lives, every rank has all parameters: to save, load or inspect. All ranks create and destroy it together.
+  /// Writing without `write` is an error in the next pass.
   class Gathered {
    public:
     Gathered(AtHand& units, bool write) : units_(units), write_(write) { units_.begin_gathered(); }
@@ -120,7 +120,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     const auto whole = gathered({.write = true});
     f(this->model_);
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
@@ -158,10 +158,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
-    // 1. The parameters, which are rank 0's by now, are cut into units.
+    // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
                                             options.find_unused_parameters, Units::reshard_after_forward);
-    // 4. Gradients are averaged in parts, a unit at a time. 5. An optimizer steps the parts.
+    // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
     units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
@@ -175,7 +175,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     }
   }
 
-  std::optional<comm::AnyCommunicator> gathers_;  // where it was made for a run
+  std::optional<comm::AnyCommunicator> gathers_;  // set if constructed from a run
   fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
 };
 

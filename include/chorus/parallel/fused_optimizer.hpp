@@ -1,5 +1,5 @@
 #pragma once
-/// Optimizers whose step is part of backward: parameters move as soon as their averaged gradient is there.
+/// Optimizers that step in backward: each parameter changes as soon as its averaged gradient arrives.
 
 #include <algorithm>
 #include <chorus/core/while_alive.hpp>
@@ -13,11 +13,10 @@
 
 namespace chorus {
 
-/// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it in the middle of
-/// backward, while its gradient is still in the cache and other buckets are under way. The training loop stays the
-/// same: `step()` finds nothing left to do. What needs all gradients at once, before any step, does not go together
-/// with it: clipping, NonFinite policies, several backward passes per step (but for those under no_sync). Under other
-/// policies nothing is under way meanwhile, and `step()` steps.
+/// An optimizer of type `Opt` for each parameter of a DistributedDataParallel net, which steps it during backward,
+/// while its gradient is in the cache and other buckets are being sent. The training loop stays the same: `step()` has
+/// nothing left to do. It excludes everything that needs all gradients before a step: clipping, NonFinite policies,
+/// several backward passes per step (except under no_sync). Under other policies nothing overlaps, and `step()` steps.
 ///
 ///   ch::FusedOptimizer<ch::optim::Sgd<ch::Cpu>> optimizer{net, {.lr = 0.1, .momentum = 0.9}};
 template <class Opt>
@@ -25,8 +24,8 @@ class FusedOptimizer : public optim::HasLearningRate {
   using D = decltype(std::declval<const Opt&>().device());
 
  public:
-  /// Steps all parameters of `net`, as long as that lives. Throws UsageError where another optimizer does so,
-  /// and under SameBits.
+  /// Steps all parameters of `net` as long as it lives. Throws UsageError if another optimizer does so already, and
+  /// under SameBits.
   template <class Net>
   FusedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), parameters_(net.parameters()) {
@@ -57,7 +56,7 @@ class FusedOptimizer : public optim::HasLearningRate {
     if (remove_) remove_();
   }
 
-  /// Nothing where backward has done it. Throws UsageError where the net is gone.
+  /// Does nothing if backward has stepped. Throws UsageError if the net has been destroyed.
   void step() { step_(); }
   /// Forgets all gradients.
   void zero_grad() {
@@ -67,7 +66,7 @@ class FusedOptimizer : public optim::HasLearningRate {
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
     check_there_();
-    Opt(parameters_, options_).set_group(chosen, options);  // throws what the plain one does
+    Opt(parameters_, options_).set_group(chosen, options);  // throws as the plain one
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (chosen(std::as_const(parameters_[i]))) optimizers_[i]->set_group([](const auto&) { return true; }, options);
   }
@@ -96,14 +95,14 @@ class FusedOptimizer : public optim::HasLearningRate {
     });
   }
   void step_one(Opt& optimizer) {
-    optimizer.set_lr(lr());  // a schedule knows this object alone
+    optimizer.set_lr(lr());  // a schedule sets only this object's rate
     optimizer.step();
   }
 
   typename Opt::options_type options_;
   std::vector<nn::NamedParameter<D>> parameters_;
-  std::vector<std::unique_ptr<Opt>> optimizers_;       // one for each
-  std::function<void()> check_there_, step_, remove_;  // what knows the net's type
+  std::vector<std::unique_ptr<Opt>> optimizers_;       // one per parameter
+  std::function<void()> check_there_, step_, remove_;  // functions that know the net's type
 };
 
 }  // namespace chorus

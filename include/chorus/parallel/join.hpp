@@ -1,5 +1,5 @@
 #pragma once
-/// Loops over batches of which ranks have different numbers.
+/// Loops over batches with different numbers of batches on the ranks.
 
 #include <array>
 #include <chorus/core/config.hpp>
@@ -11,25 +11,25 @@
 
 namespace chorus {
 
-/// What has come of taking part in a pass of others: there was none, for all have ended; a pass whose gradients were
-/// not averaged; one whose gradients were.
+/// The result of taking part in a pass of other ranks: none, as all ranks have ended; a pass without averaging; a pass
+/// that averaged gradients.
 enum class JoinedPass { none, passed, averaged };
 
 namespace detail {
 
-/// What a net is told of the join that begins.
+/// Facts about the join that begins, for a net.
 struct JoinFacts {
   bool throw_early;  ///< JoinOptions::throw_on_early_termination
-  bool steps;        ///< whether ranks that have ended do something after this net's averaged passes
+  bool steps;        ///< whether ended ranks make a step after this net's averaged passes
 };
 
-/// What a policy of several processes has for `join`.
+/// A policy's functions for `join`.
 class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
   virtual void run_out_of_batches() {}
-  /// Takes part in the collectives of a pass of others.
+  /// Takes part in the collectives of a pass of other ranks.
   virtual JoinedPass take_part_in_pass() = 0;
   virtual void all_have_run_out() = 0;
   virtual void end_join() = 0;
@@ -41,7 +41,7 @@ class JoiningPolicy {
 /// An argument of `join`: a net, or a function.
 struct Joined {
   JoiningPolicy* net = nullptr;
-  std::function<void()> function = {};  // neither of the two: a net of one process, for which there is nothing to do
+  std::function<void()> function = {};  // neither: a net of one process, with nothing to do
 
   template <class X>
   static Joined of(X& x) {
@@ -54,7 +54,7 @@ struct Joined {
   }
 };
 
-/// A join under way: nets that have begun it end it.
+/// A running join: ends the join of the nets that have begun it.
 class JoinScope {
  public:
   JoinScope(std::span<const Joined> all, const JoinOptions& options) : all_(all), options_(options) {}
@@ -72,13 +72,13 @@ class JoinScope {
         net->begin_join({options_.throw_on_early_termination, options_.step || before_function});
     }
   }
-  /// What a rank does that has run out of batches, until all have.
+  /// The loop of a rank that has run out of batches, until all ranks have.
   void take_part_in_passes() const {
     for_nets(&JoiningPolicy::run_out_of_batches);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
-      JoinedPass pass = JoinedPass::none;  // of the net in front
+      JoinedPass pass = JoinedPass::none;  // of the preceding net
       for (const Joined& one : all_) {
         if (one.function) {
           if (pass == JoinedPass::averaged) one.function();
@@ -106,16 +106,15 @@ class JoinScope {
 
 }  // namespace detail
 
-/// Runs `body`, a loop over batches of which ranks may have different numbers. A rank that has ended takes part in the
-/// others' collectives, with no samples, until all have. In each iteration `body` makes a forward and a backward pass
-/// through each of the nets among `joined`, one after the other in this order, and no other collective calls but those
-/// of the functions among `joined`, such as the steps of sharded optimizers, each after the net in front of it:
+/// Runs `body`, a loop over batches whose number may differ between ranks. A rank that has ended takes part in the
+/// others' collectives, without samples, until all have ended. In each iteration `body` makes a forward and a backward
+/// pass through each net in `joined`, in this order. It makes no other collective calls except those of the functions
+/// in `joined`, such as steps of sharded optimizers, each after the preceding net:
 ///
 ///   ch::join(loop, {}, net, [&] { optimizer.step(); }, other_net, [&] { other_optimizer.step(); });
 ///
-/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process may
-/// be among them, too: for them there is nothing to do. Gradients that are left after it are each rank's own: the next
-/// loop begins with `zero_grad`.
+/// Only ranks that have ended call these functions, and `options.step` at the iteration's end. Nets of one process are
+/// allowed and ignored. Gradients that remain afterwards are not averaged: begin the next loop with `zero_grad`.
 template <class Body, class... Joined>
 void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   const std::array<detail::Joined, sizeof...(Joined)> all{detail::Joined::of(joined)...};

@@ -6,13 +6,13 @@
 namespace chorus {
 
 struct JoinOptions {
-  /// All ranks throw as soon as one has run out of batches, instead of going on without it. For models whose forward or
-  /// backward has collectives of its own, which the ranks that have ended don't know of (SyncBatchNorm).
+  /// All ranks throw as soon as one has run out of batches, instead of continuing. For models whose forward or backward
+  /// has collectives of its own, which ended ranks can't join (SyncBatchNorm).
   bool throw_on_early_termination = false;
-  /// What `body` does after each averaged backward pass: as a rule clipping, and `optimizer.step()`. Ranks that have
-  /// ended do it, too, with the same averages, so that the optimizer's state stays the same on all ranks; a
-  /// ShardedOptimizer needs that, and so does a ParameterServer, whose rank 0 steps for all. Without, parameters and
-  /// buffers are the same afterwards, but momenta are not. Under a GradScaler it is `scaler.step(optimizer)`.
+  /// The part of `body` after each averaged backward pass: usually clipping and `optimizer.step()`. Ranks that have
+  /// ended call it, too, with the same averages, so that optimizer state stays equal on all ranks. A ShardedOptimizer
+  /// needs it, and so does a ParameterServer, whose rank 0 steps for all. Without it, parameters and buffers are equal
+  /// afterwards, but momenta are not. With a GradScaler it is `scaler.step(optimizer)`.
   std::function<void()> step = {};
 };
 

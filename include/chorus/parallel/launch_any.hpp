@@ -1,5 +1,5 @@
 #pragma once
-/// Programs whose policy is named on the command line.
+/// Programs that select the policy on the command line.
 
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
@@ -17,18 +17,18 @@ namespace chorus {
 namespace detail {
 template <class Net, class Body>
 auto run_body(const Body& body, Run& run) {
-  run.option("policy", "");  // asked for
+  run.option("policy", "");  // marks the option as known
   return body.template operator()<Net>(run);
 }
 }  // namespace detail
 
-/// `launch` under the policy that `--policy NAME` names, one of `Nets`; the first without it. `body` is a lambda with a
+/// Calls `launch` with the policy of `--policy NAME`, one of `Nets`; the first by default. `body` is a lambda with a
 /// template parameter:
 ///   return ch::launch_any_of<ch::SingleDevice<Model>, ch::LocalSgd<Model>>(argc, argv, []<class Net>(ch::Run& run) {
 ///     Net net{Model{}, run};
 ///     ...
 ///   });
-/// Prints what is wrong and returns 2 where there is no such policy; else it returns what `launch` does.
+/// Returns what `launch` returns; for an unknown policy, prints an error and returns 2.
 template <class... Nets, class Body>
 requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Body& body) {
   std::string policy;
@@ -56,7 +56,7 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
 }
 
 /// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single`, the default, `dp`, `ddp` or `fsdp`; beside it `--devices N` and all that `launch` reads. The body
+/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
 /// is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {

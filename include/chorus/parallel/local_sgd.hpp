@@ -26,24 +26,23 @@ namespace chorus {
 struct LocalSgdOptions {
   /// Optimizer steps between averages. 1: after every one.
   int period = 8;
-  /// The axis of the inputs along which their samples lie.
+  /// The axis of the inputs that holds their samples.
   int dim = 0;
 };
 
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
-/// little", ICLR 2019): each rank trains on its share of the data by itself; after every `period` steps, at the
-/// beginning of the forward pass that follows, all take the mean of their parameters and of the buffers that are
-/// floating-point numbers, in which a rank counts by what its losses have been means of (samples, tokens) since the
-/// last mean; other buffers are rank 0's. Momentum and other state of optimizers stay each rank's own. All ranks freeze
-/// the same parameters.
+/// little", ICLR 2019). Each rank trains alone on its share of the data. After every `period` steps, at the start of
+/// the next forward pass, all ranks average their parameters and floating-point buffers. A rank's weight is the number
+/// of elements in its losses' means (samples, tokens) since the last average. Other buffers become rank 0's. Optimizer
+/// state stays local. All ranks freeze the same parameters.
 ///
-/// Each of n ranks sends 2 (n - 1) / n of the model's bytes per `period` steps, and 88 bytes per rank for what each has
-/// counted: a `period`-th of DistributedDataParallel's. With a period of 1 and plain SGD the steps are those of one
-/// device. Of a loss that is a sum, or not linear in means, backward throws UsageError.
+/// Per `period` steps each of n ranks sends 2 (n - 1) / n of the model's bytes, and 88 bytes per rank for the counts: 1
+/// / `period` of DistributedDataParallel's traffic. With period 1 and plain SGD the steps are those of one device. If a
+/// loss is a sum, or not linear in means, backward throws UsageError.
 ///
-/// In between, ranks have different parameters: `eval()` or `synchronise()`, which all ranks call, brings them
-/// together. A checkpoint, which all ranks save, has each rank's model and optimizer, and may be taken at any step. Its
-/// plain names, which `io::load` reads, are rank 0's.
+/// Between averages ranks have different parameters: `eval()` or `synchronise()`, called by all ranks, averages them. A
+/// checkpoint, saved by all ranks at any step, has each rank's model and optimizer. Its plain names, which `io::load`
+/// reads, are rank 0's.
 template <class Model, class Communicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -58,8 +57,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using rebind = LocalSgd<Other, Communicator>;
   static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
 
-  /// Compares the models of all ranks and takes rank 0's numbers, as DistributedDataParallel does. Throws UsageError
-  /// for a period below 1. The communicator must outlive this.
+  /// Compares the models of all ranks and takes rank 0's parameters and buffers, as DistributedDataParallel does.
+  /// Throws UsageError for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
@@ -71,7 +70,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     this->program_.ledger()->own_gradients = true;
     if (auto* const trace = trace::step_counter()) [[unlikely]]
       trace->note("period", cat(options.period));
-    // Nobody is asked for the sizes of the shares: they are taken to be as large as this rank's.
+    // Ranks don't exchange the sizes of their shares: all are assumed to be as large as this rank's.
     this->random_.first_sample = [this] { return this->communicator_.rank() * rows_; };
     this->random_.is_share = nullptr;
     this->on_gradients([this](std::size_t) {
@@ -85,15 +84,15 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
-  /// The model's output for this rank's share of the batch.
+  /// Returns the model's output for this rank's share of the batch.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     rows_ = detail::samples_of(options_.dim, inputs...);
     if (grad_enabled()) {
-      in_backward_ = false;  // where the last one ended early
+      in_backward_ = false;  // after a backward that ended early
       samples_ = rows_;
       counts_ = static_cast<double>(rows_);
-      // Ranks that have ended would speak at the next mean alone.
+      // Without this exchange, ranks that have ended would communicate only at the next average.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
       local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
       if (sync_) ++passes_;
@@ -103,28 +102,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return this->forward(true, inputs...);
   }
 
-  /// While it lives, backward passes add to gradients and don't count as steps.
+  /// While it lives, backward passes accumulate gradients and don't count as steps.
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
-  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. A rank that has
-  /// ended counts in the next mean by what it has done since the last one, and in those after it by nothing; when all
-  /// have ended they take the mean. Nobody steps for others.
+  /// Runs `body`, a loop over batches whose number may differ between ranks: see chorus::join. A rank that has ended
+  /// has weight in the next average for its steps since the last one, and none later; when all have ended, all take the
+  /// average. No rank steps for another.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  /// All ranks take the mean of their parameters and buffers now. Throws UsageError on all where they have counted
-  /// different numbers of steps, or of forward passes that recorded gradients, outside of no_sync, since the last mean:
-  /// where one leaves a backward pass out, it would take the means later than others.
+  /// All ranks average their parameters and buffers now. Throws UsageError on all ranks if their numbers of steps, or
+  /// of recorded forward passes outside of no_sync, since the last average differ: a rank that skips a backward pass
+  /// would average later than the others.
   void synchronise() { take_mean(); }
 
-  /// For a GradScaler. Within `join`, where ranks that have ended make no steps, nobody is asked: each rank leaves out
-  /// steps, and has a scale, of its own.
+  /// For a GradScaler. Within `join` ranks don't communicate, as ended ranks make no steps: each rank skips steps by
+  /// itself and has its own scale.
   void make_largest(std::int32_t* number) {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  /// For checkpoints: steps since the last mean, and what this rank counts in the next.
+  /// For checkpoints: steps since the last average, and this rank's weight in the next.
   static constexpr std::string_view kept_as = "local_sgd";
   std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), seen_}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -138,13 +137,13 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
  private:
   friend class detail::Access<LocalSgd>;
 
-  // What losses were means of, steps and passes since the last mean; all forward passes, of which a rank may have had
-  // some of its own.
+  // Elements in the losses' means, steps, and passes since the last average; and all forward passes, whose number may
+  // differ between ranks.
   using Counts = std::array<double, 4>;
-  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means of which no one number tells
+  static constexpr double unlike = std::numeric_limits<double>::quiet_NaN();  // means over different numbers
   static constexpr double ended = -1;  // the steps of a rank that has run out of batches
 
-  // Each rank's loss is its own: nobody is asked.
+  // Each rank's loss is its own: nothing is exchanged.
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
     ones_.assign(refused ? 0 : losses.size(), 1);
     const double samples = std::max(1.0, static_cast<double>(samples_));
@@ -177,7 +176,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     Base::end_join();
   }
 
-  // Returns whether any rank goes on.
+  // Returns whether any rank continues.
   bool take_mean() {
     bool any_on = !ended_;
     if (this->communicator_.size() > 1) {
@@ -211,7 +210,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
         any_ended = any_ended || counts[1] == ended;
       }
       this->set_forward_passes(static_cast<std::uint32_t>(passes));
-      if (any_ended) local_.unite(this->flat_, this->communicator_);  // they don't know of others' steps
+      if (any_ended) local_.unite(this->flat_, this->communicator_);  // ended ranks don't know the other ranks' steps
       if (!local_.empty()) {
         const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
                                        : seen_ / sum;
@@ -224,7 +223,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return any_on;
   }
 
-  // Those that go on have counted the same. Returns whether any does.
+  // Ranks that continue must have the same counts. Returns whether any continues.
   static bool check_same_steps(const std::vector<Counts>& all) {
     std::string list;
     bool same = true;
@@ -241,7 +240,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return first != nullptr;
   }
 
-  // In double, where the mean of equal numbers is that number; integers are rank 0's.
+  // In double, so that the average of equal numbers is exact; integers become rank 0's.
   void average_buffers(double weight) {
     this->broadcast_buffers(0, [](DType type) { return type != DType::f32 && type != DType::f64; });
     std::vector<double> all;
@@ -278,12 +277,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   LocalSgdOptions options_;
   detail::LocalSteps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
-  std::int64_t samples_ = 0;  // of the last one that wanted gradients
-  double counts_ = 0;         // what its loss was a mean of
-  double seen_ = 0;           // the same since the last mean
+  std::int64_t samples_ = 0;  // of the last pass that recorded gradients
+  double counts_ = 0;         // elements in its loss's mean
+  double seen_ = 0;           // their sum since the last average
   double overs_[2] = {};
   std::vector<double> ones_;
-  int passes_ = 0;            // the same: those that wanted gradients, outside of no_sync
+  int passes_ = 0;            // since the last average: recorded passes outside of no_sync
   bool sync_ = true, in_backward_ = false;
   bool ended_ = false;  // this rank has run out of batches
 };
@@ -293,10 +292,10 @@ template <class Model, class Communicator>
 class detail::Access<LocalSgd<Model, Communicator>> {
  public:
   explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
-  /// From the first step on, models differ, and momenta for good.
+  /// From the first step on models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
-  /// Those that ranks have stepped by themselves since they last had the same.
+  /// The parameters that ranks have stepped by themselves since all ranks last had equal ones.
   std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
   void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Local SGD: ranks step parameters by themselves, and average these every few steps. What the policy LocalSgd and the
-/// communication hook PostLocalSgd have in common.
+/// Local SGD: ranks step parameters by themselves and average them every few steps. Shared by the policy LocalSgd and
+/// the communication hook PostLocalSgd.
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
@@ -15,21 +15,21 @@
 
 namespace chorus::detail {
 
-/// The steps of one rank. It knows which parameters ranks have stepped by themselves since they last had the same: no
-/// others are averaged, for the mean of equal numbers may differ from them in its last digit.
+/// The steps of one rank. Records which parameters ranks have stepped since all ranks last had equal ones, and averages
+/// only these: the average of equal numbers may differ from them in the last digit.
 class LocalSteps {
  public:
   int steps = 0;  ///< since the last average
 
-  /// A forward pass begins. First, where it is due, comes the average, which `average()` takes; then a step may follow,
-  /// of all parameters that want gradients and of which `shared(name)`.
+  /// A forward pass begins. If an average is `due`, `average()` takes it first. Then records that all parameters that
+  /// want gradients and are `shared(name)` may be stepped.
   template <Device D, class Shared, class Average>
   void begin_pass(const nn::FlatParameters<D>& flat, const Shared& shared, bool due, const Average& average) {
     if (due) average();
     for (const auto& entry : flat.entries())
       if (entry.parameter().wants_grad() && shared(entry.named.name)) add(&entry.parameter());
   }
-  /// Their names, for checkpoints.
+  /// The names of the stepped parameters, for checkpoints.
   template <Device D>
   std::vector<std::string> names(const nn::FlatParameters<D>& flat) const {
     std::vector<std::string> all;
@@ -46,7 +46,7 @@ class LocalSteps {
 
   bool empty() const { return stepped_.empty(); }
 
-  /// Adds those that other ranks have stepped. All ranks call it.
+  /// Adds the parameters that other ranks have stepped. All ranks call it.
   template <Device D, class Communicator>
   void unite(const nn::FlatParameters<D>& flat, Communicator& communicator) {
     std::vector<std::uint8_t> marks;
@@ -56,8 +56,8 @@ class LocalSteps {
       if (marks[i] != 0) add(&flat.entries()[i].parameter());
   }
 
-  /// Replaces them by sum(weight * parameters) over the ranks; the weights add up to 1. Each of n ranks sends
-  /// 2 (n - 1) / n of their bytes. Throws UsageError for parameters that are not F32 or F64.
+  /// Replaces the stepped parameters by sum(weight * parameters) over the ranks; the weights sum to 1. Each of n ranks
+  /// sends 2 (n - 1) / n of their bytes. Throws UsageError for dtypes other than F32 and F64.
   template <Device D, class Communicator>
   void average(const nn::FlatParameters<D>& flat, Communicator& communicator, double weight) {
     const auto& entries = flat.entries();

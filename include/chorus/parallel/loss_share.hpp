@@ -1,5 +1,5 @@
 #pragma once
-/// What a part of a loss, on one rank or device, counts in that of the whole batch.
+/// The weight of a part of a loss, on one rank or device, in the loss of the whole batch.
 
 #include <algorithm>
 #include <array>
@@ -14,27 +14,27 @@
 
 namespace chorus::detail {
 
-/// A part of a rank's loss, as ranks tell it each other: what a mean is over, or a sum's mark and its numbers.
+/// A part of a rank's loss, as ranks exchange it: the number of elements of a mean, or a sum's kind and its numbers.
 class LossShare {
  public:
   static LossShare of(const LossTerms::Term& term);
-  /// Of a rank that takes no part.
+  /// For a rank that takes no part.
   static LossShare none() { return {{0}, 0}; }
   static LossShare mean(double over) { return {{over}, 1}; }
-  /// The first one of several.
+  /// The first of several.
   static LossShare first_of(std::span<const double> numbers);
 
   std::span<const double> numbers() const { return {numbers_.data(), count_}; }
   bool is_none() const { return count_ == 0; }
   bool is_mean() const { return !(numbers_[0] < 0); }
   double over() const { return numbers_[0]; }
-  /// A sum that is divided by what the program says of the whole batch; here it is of `counted`.
+  /// A sum divided by a number that the program gives for the whole batch; `counted` elements are on this rank.
   bool has_divisor() const { return numbers_[0] == is_sum_over; }
   double divisor() const { return numbers_[1]; }
-  /// A sum of `counted` numbers, times `factor`. `value`: of what may be of parameters alone, and then is the same on
-  /// all ranks; else NaN.
+  /// A sum of `counted` numbers times `factor`. `value`: the term's value if it may depend on parameters alone, and so
+  /// be equal on all ranks; else NaN.
   bool has_factor() const { return numbers_[0] <= is_product; }
-  /// Divided by what may be this rank's own number, and by which one; and whether that is a tensor.
+  /// Whether the divisor may be this rank's own number; and whether it is a tensor.
   bool may_be_own() const { return numbers_[0] == is_own_by_number || numbers_[0] == is_own_by_tensor; }
   bool is_divided_by_tensor() const { return numbers_[0] == is_own_by_tensor || numbers_[0] == is_by_tensor; }
   double factor() const { return numbers_[1]; }
@@ -52,26 +52,26 @@ class LossShare {
 
 /// A part of the loss of the whole batch.
 struct WholeLoss {
-  std::vector<double> of_rank;  ///< what each rank's is a mean over, or 1 for each of which it is the sum
+  std::vector<double> of_rank;  ///< the elements of each rank's mean, or 1 per rank for a sum
   double sum = 0;
   bool is_sum = false;
 
   double share(std::size_t rank) const { return sum == 0 ? 0 : of_rank[rank] / (is_sum ? 1 : sum); }
-  /// From those of all ranks, or devices: `who` they are, and how many samples each has. A sum times one over each
-  /// one's own number of samples is a mean by hand. Throws UsageError where they are no parts of one loss, and where a
-  /// sum is divided by what may be a rank's own number or the whole batch's.
+  /// Combines the parts of all ranks or devices: `who` names them in errors, `samples` are theirs. A sum divided by
+  /// each one's own number of samples is a mean written by hand. Throws UsageError if these are not parts of one loss,
+  /// or if a divisor may be a rank's own number or the whole batch's.
   void add_up(std::span<const LossShare> of_ranks, std::string_view who, std::span<const std::int64_t> samples);
 
  private:
   void add_products(std::span<const LossShare> of_ranks, std::span<const std::int64_t> samples);
 };
 
-/// What to say where `mean_over` can't be of the whole batch.
+/// The error for a `mean_over` that can't be the whole batch's.
 inline constexpr const char* one_divisor =
     ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
     "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
     "ch::Reduction::sum}) / number";
-/// And where a sum is divided by what may be a mean's number.
+/// The error for a sum whose divisor may be that of a mean.
 inline constexpr const char* own_mean =
     ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
     "cross_entropy(scores, "

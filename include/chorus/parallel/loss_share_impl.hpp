@@ -1,5 +1,5 @@
 #pragma once
-/// How parts of a loss add up.
+/// Adds up the parts of a loss.
 
 #include <algorithm>
 #include <chorus/autograd/node.hpp>
@@ -79,7 +79,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
     by_tensor = by_tensor || share.is_divided_by_tensor();
   }
   if (example == nullptr) return;
-  if (same_value) {  // a penalty, which each rank has whole
+  if (same_value) {  // a penalty, equal on all ranks
     of_rank.assign(of_ranks.size(), 0);
     return;
   }
@@ -88,7 +88,7 @@ CHORUS_INLINE void WholeLoss::add_products(std::span<const LossShare> of_ranks,
                       own_mean);
     return;
   }
-  // Numbers that are each rank's own: of a mean by hand each rank's divides by what counts there; others are factors.
+  // The divisors differ: in a mean written by hand each rank divides by its own count; other numbers are factors.
   const auto divides = [](const LossShare& share) {
     const double count = std::round(1 / std::abs(share.factor()));
     return share.may_be_own() || (std::abs(count * std::abs(share.factor()) - 1) < 1e-12 && count <= share.counted());

@@ -1,5 +1,5 @@
 #pragma once
-/// Mesh: ranks along several axes, which share a model's stages, its batches, its parameters and its layers.
+/// Mesh: ranks along several axes, which divide a model's stages, its batches, its parameters and its layers.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
@@ -22,19 +22,18 @@
 
 namespace chorus {
 
-/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` is 8 ranks, of which neighbours
-/// share layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order, whose sizes' product is the number of ranks;
-/// one size may be mesh::rest, and those that are mesh::dynamic are MeshOptions::sizes. Data and Shard together are
-/// groups that have the same shards (hybrid sharding).
+/// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
+/// layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order; the product of their sizes is the number of ranks.
+/// One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
+/// with the same shards (hybrid sharding).
 ///
-/// A model is cut along the axes from the inside out: each rank takes its parts of layers (TensorParallel), of these
-/// its stages (Pipeline), and of these, with Shard, a part of each parameter (FullyShardedDataParallel); the rest is
-/// DistributedDataParallel among the ranks that have the same of the model. Ranks that differ in their place on Data
-/// or Shard alone have shares of a batch (`sampler`); the others the same one. What each of these policies says of
-/// losses, dropout, numbers and files holds.
+/// The model is cut along the axes from the inside out: a rank takes its parts of layers (TensorParallel), of these its
+/// stages (Pipeline), and with Shard a part of each remaining parameter (FullyShardedDataParallel). Ranks with the same
+/// part of the model form a DistributedDataParallel. Ranks that differ in Data or Shard have different shares of a
+/// batch (`sampler`); others have the same. The rules of these policies for losses, dropout, numbers and files apply.
 ///
-/// From 3 shares of a batch on, ranks that have the same numbers must lay them out alike, or averages would be rounded
-/// in different orders: refused where Tensor does not divide the layers evenly, or stages share a parameter.
+/// With 3 or more shares of a batch, ranks with the same parameters must lay them out alike, or averages would be
+/// rounded in different orders. So layers that Tensor divides unevenly, and parameters that stages share, are refused.
 template <class Model, class... Axes>
 class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
@@ -55,8 +54,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   template <class Other>
   using rebind = Mesh<Other, Axes...>;
 
-  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the number of ranks is not the axes', and what the
-  /// policies of the axes throw. `all`, and `world`, what it was connected with, must outlive this.
+  /// Takes rank 0's parameters. Throws UsageError, on every rank, if the number of ranks is not that of the axes, and
+  /// the errors of the axes' policies. `all` and `world`, from which it was connected, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
       : WithGroups(all, world, All::sizes(all.size(), options.sizes), All::tensor::sequence::splits_sequences),
@@ -83,12 +82,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     run.check_options();
   }
 
-  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own part; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit Mesh(const Deferred<Model, Arguments...>& model, More&&... more)
       : Mesh(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
+  /// Returns the model's output for this rank's share of the batch, or its loss: see Pipeline. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
@@ -96,15 +95,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     return Base::operator()(inputs...);
   }
 
-  /// Of all ranks; `devices()` are as many.
+  /// The communicator of all ranks; `devices()` is their number.
   Communicator& communicator() const { return groups.all(); }
   int devices() const { return groups.all().size(); }
-  /// How many ranks each axis has: pipe, data, shard, tensor; and this rank's place on each.
+  /// The number of ranks on each axis (pipe, data, shard, tensor), and this rank's coordinate on each.
   const std::array<int, 4>& sizes() const { return groups.sizes(); }
   const std::array<int, 4>& place() const { return groups.place(); }
-  /// How many shares a batch has.
+  /// The number of shares of a batch.
   int shares() const { return groups.batch.size(); }
-  /// The whole model, of which this rank can read its part.
+  /// The whole model, of which this rank may read its own part only.
   Model& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();
@@ -112,14 +111,14 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return this->model_;
   }
 
-  /// All of the model, of which this rank has parts, or nothing: see Pipeline and FullyShardedDataParallel.
+  /// All parameters of the model; this rank may have parts of them or nothing: see Pipeline, FullyShardedDataParallel.
   std::vector<nn::NamedParameter<D>> parameters() const {
     if constexpr (All::pipes)
       return this->model_.stages().with_elsewhere(Base::parameters());
     else
       return Base::parameters();
   }
-  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  /// See Policy::gathered. Needs memory for the whole model.
   template <class F>
   void gathered(const F& f) {
     this->meet();
@@ -133,11 +132,11 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     Base::let_ranks_differ();
     if (program_of_all_) program_of_all_->let_ranks_differ();
   }
-  /// Makes a number the largest one of all ranks.
+  /// Replaces a number by the maximum over all ranks.
   void make_largest(std::int32_t* number) {
     groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool shared) const {
     const auto [p, d, s, t] = groups.place();
     return d == 0 && (sharded || s == 0) && (shared || t == 0);
@@ -151,7 +150,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     if constexpr (!All::shards) detail::keep_promises();
     return part;
   }
-  // The inner policy compares those that have shares of a batch, and this what optimizers did on all.
+  // The inner policy compares ranks with shares of a batch; this compares the optimizers' steps of all ranks.
   void compare_programs() {
     program_of_all_->ledger()->batch = this->program_.ledger()->batch;
     if (this->training()) ++program_of_all_->ledger()->passes;
@@ -183,7 +182,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       return counts(named) && writes_part(named.parameter->is_part(), named.parameter->part() != nullptr);
     });
   }
-  // Sums of two terms are the same in any order, those of more are not.
+  // A sum of two terms does not depend on the order; sums of more do.
   [[gnu::cold]] void check_same_order() {
     if (groups.batch.size() < 3) return;
     std::string sizes;
@@ -206,7 +205,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   bool met_ = true;
 };
 
-/// For checkpoints: the order of parameters, on which rounding depends.
+/// For checkpoints: the order of parameters, which affects rounding.
 template <class Model, class... Axes>
 requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes...>> {
   using Net = Mesh<Model, Axes...>;

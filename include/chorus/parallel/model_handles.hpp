@@ -1,5 +1,5 @@
 #pragma once
-/// The parameters and buffers that a model has when a policy takes it: flat buffers, copies and hooks are of those.
+/// The parameters and buffers of a model when a policy takes it: flat buffers, copies and hooks refer to these.
 
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
@@ -15,14 +15,14 @@ class ModelHandles final : public nn::detail::Walker {
     taken_ = true;
   }
 
-  /// Throws UsageError where the model has others now.
+  /// Throws UsageError if the model has other parameters or buffers now.
   void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
     check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
                       " parameters and buffers since the policy took it");
   }
-  /// Also where another policy has moved them out of `flat`.
+  /// Also throws if another policy has moved them out of `flat`.
   template <class Flat>
   void check_kept(nn::Module& model, const Flat& flat) {
     check_kept(model);

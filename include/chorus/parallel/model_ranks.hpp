@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks that have a model together, for what they decide by its parameters.
+/// The ranks that share a model, for decisions that depend on its parameters.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/module.hpp>
@@ -26,8 +26,8 @@ class CommunicatorRanks final : public ModelRanks {
   std::weak_ptr<void> net_;
 };
 
-/// Has `ranks` decide together what is decided by these parameters. `counts(named)`: whether this rank is the one of
-/// those with the same numbers whose numbers count. `net`: what is empty once the policy is gone.
+/// Makes `ranks` decide together about these parameters. `counts(named)`: whether this rank represents the ranks with
+/// the same values. `net` expires with the policy.
 template <Device D, class Communicator, class Counts>
 [[gnu::cold]] void decide_together(const std::vector<nn::NamedParameter<D>>& parameters, Communicator& ranks,
                                    const std::weak_ptr<void>& net, const Counts& counts) {

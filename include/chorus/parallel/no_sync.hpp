@@ -1,5 +1,5 @@
 #pragma once
-/// The scope in which a distributed policy adds up gradients on each rank by itself.
+/// The scope in which a distributed policy accumulates gradients locally.
 
 #include <chorus/core/config.hpp>
 #include <utility>
@@ -9,7 +9,7 @@ namespace chorus {
 /// Made by a policy's `no_sync()`.
 class NoSync {
  public:
-  /// Where there is nothing to switch off: gradients add up in any case.
+  /// For one process: gradients accumulate anyway.
   NoSync() = default;
   explicit NoSync(bool& sync) : sync_(&sync), before_(std::exchange(sync, false)) {}
   ~NoSync() {

@@ -1,5 +1,5 @@
 #pragma once
-/// What the policies of one process have in common: nothing has to be asked of other processes.
+/// Common base of the policies of one process: they need no communication.
 
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/join_options.hpp>
@@ -25,15 +25,15 @@ class OneProcessPolicy : public Policy<Model> {
                          {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding});
   }
 
-  /// For loops that add up the gradients of several batches: one process always does.
+  /// For loops that accumulate gradients of several batches: a single process needs no switch.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// For loops in which ranks may have different numbers of batches: here there is one rank, which runs `body`.
+  /// For loops whose number of batches may differ between ranks: there is one rank, which runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
 
-  /// `value`, the mean over this process's `samples`, as the mean over the samples of all processes.
+  /// `value`, the mean over this process's samples, as the mean over the samples of all processes.
   double mean(double value, Index) const { return value; }
   /// Sums over all processes, in place.
   void sum(std::span<double>) const {}

@@ -1,5 +1,5 @@
 #pragma once
-/// ParameterServer: rank 0 has the parameters; all others push gradients to it and pull parameters from it.
+/// ParameterServer: rank 0 owns the parameters; the others push gradients to it and pull parameters from it.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -21,26 +21,25 @@ namespace chorus {
 
 /// Options of ParameterServer.
 struct ParameterServerOptions {
-  /// The axis of the inputs along which their samples lie.
+  /// The axis of the inputs that holds their samples.
   int dim = 0;
 };
 
 /// Synchronous SGD with a parameter server (Li et al., "Scaling distributed machine learning with the parameter
-/// server", OSDI 2014). At the end of backward every worker sends its gradients, and has none left, so that its
-/// optimizer's step changes nothing; the server, rank 0, which works on a share of the batch as well, adds them up and
-/// steps, alone. At the beginning of the next forward pass in training, of the model or of one of its layers, every
-/// worker fetches the new parameters: all ranks make that pass, with gradients or without; within `join` those without
-/// don't fetch. The training loop is that of the other policies, and so are the steps: gradients are means over the
-/// samples of the batch. A GradScaler has to ask all ranks, for workers have no gradients to look at:
-/// `GradScaler scaler{net}`.
+/// server", OSDI 2014). At the end of backward every worker sends its gradients and drops them, so that its optimizer's
+/// step changes nothing. The server, rank 0, also works on a share of the batch; it adds up the gradients and steps. At
+/// the start of the next forward pass in training, of the model or one of its layers, every worker fetches the new
+/// parameters. All ranks make that pass, with or without gradients; within `join`, passes without gradients don't
+/// fetch. Training loop and steps equal those of other policies: gradients are means over the samples of the batch.
+/// Construct `GradScaler scaler{net}`, which asks all ranks, as workers have no gradients to check.
 ///
-/// The server sends n - 1 times the model's bytes a step and receives as many; a worker sends and receives them once.
-/// With DistributedDataParallel's ring every rank sends 2 (n - 1) / n times: as much in all, but no link is crowded.
-/// Optimizer state exists on the server alone.
+/// Per step the server sends and receives n - 1 times the model's bytes, a worker once. In DistributedDataParallel's
+/// ring every rank sends 2 (n - 1) / n times: the same total, but no link is a bottleneck. Only the server has
+/// optimizer state.
 ///
 /// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
-/// without gradients of a model that is all in evaluation, with old ones, throws UsageError. A worker's
-/// ParameterAverage that is updated after each step lags by one: the server's is the one to use and to keep.
+/// without gradients with old parameters throws UsageError if the whole model is in evaluation. A worker's
+/// ParameterAverage that is updated after each step lags by one step: use and save the server's.
 template <class Model, class Communicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
@@ -53,7 +52,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   template <class Other>
   using rebind = ParameterServer<Other, Communicator>;
 
-  /// Compares the models of all ranks. Throws UsageError, on every rank, where they or the options differ. The
+  /// Compares the models of all ranks. Throws UsageError, on every rank, if they or the options differ. The
   /// communicator must outlive this.
   ParameterServer(Model model, Communicator& communicator, const ParameterServerOptions& options = {},
                   std::uint64_t seed = initial_seed())
@@ -74,13 +73,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     run.check_options();
   }
 
-  /// Peers don't wait for a rank that throws in the middle of a backward pass: the group is given up.
+  /// If a rank throws during backward, it aborts the group, so that peers fail at once instead of waiting.
   ~ParameterServer() {
     if (in_backward_) this->give_up();
   }
 
-  /// The model's output for this rank's share of the batch. Each is followed by one backward pass at most, but under
-  /// no_sync: another one throws UsageError.
+  /// Returns the model's output for this rank's share of the batch. At most one backward pass may follow each, except
+  /// under no_sync: another one throws UsageError.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     check<UsageError>(!in_backward_,
@@ -90,7 +89,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     const auto model = [&] { return this->call_model(inputs...); };
     if (grad_enabled()) {
       pushed_ = false;
-      this->begin_pass(pass, this->joining_);  // those that have ended have to know
+      this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
       if (stepped_) pull();
       return this->run_recorded(model);
     }
@@ -103,13 +102,13 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return this->run_aside(pass, model);
   }
 
-  /// While it lives, backward adds to this rank's own gradients alone; the first backward after it pushes the sum. Each
-  /// pass counts by its own global batch.
+  /// While it lives, backward accumulates locally; the first backward after it pushes the sum. Each pass is weighted by
+  /// its own global batch.
   [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
 
-  /// Runs `body`, a loop over batches of which ranks may have different numbers: see chorus::join. `options.step` is
-  /// what the server does where it has run out of batches before others have: throws UsageError without. Buffers are
-  /// the server's.
+  /// Runs `body`, a loop over batches whose number may differ between ranks: see chorus::join. The server calls
+  /// `options.step` if it runs out of batches before other ranks; without it, that throws UsageError. Buffers are the
+  /// server's.
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
@@ -163,7 +162,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, group.count)); });
   }
 
-  // What earlier passes have left, on the server or under no_sync, is to stay as it is when `push` weighs all.
+  // Rescales earlier gradients (on the server or under no_sync) so that `push`'s weight leaves them unchanged.
   void backward_is_weighed() override {
     earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
   }
@@ -191,8 +190,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     });
   }
 
-  // What a rank says of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the
-  // last push, as it would on a server that has run out of batches.
+  // A rank's flags of a parameter: whether it has a gradient, and whether its loop has called zero_grad since the last
+  // push, as the loop would have on a server that has run out of batches.
   static constexpr std::uint8_t has_gradient = 1, forgotten = 2;
 
   std::vector<std::uint8_t> own_marks(bool ended) const {
@@ -205,7 +204,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     }
     return marks;
   }
-  // The marks of all workers together, on the server.
+  // On the server: the union of all workers' flags.
   std::vector<std::uint8_t> workers_marks(const std::vector<std::uint8_t>& own) {
     std::vector<std::uint8_t> all(own.size()), marks(own.size());
     if (!is_server()) this->communicator_.send(std::span<const std::uint8_t>(own), 0);
@@ -216,7 +215,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return all;
   }
 
-  // Gradients weighed by samples go to the server. `ended`: this rank has run out of batches.
+  // Sends gradients, weighted by samples, to the server. `ended`: this rank has run out of batches.
   void push(bool ended = false) {
     const double weight = std::exchange(earlier_.unit, 1);
     const bool accumulated = std::exchange(accumulated_, false);
@@ -225,7 +224,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     const auto workers = workers_marks(own);
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& p = entries[i].parameter();
-      // An earlier step has used what is left of a push.
+      // A step has already used the rest of an earlier push.
       if (ended && !accumulated && (workers[i] & forgotten) != 0) own[i] = 0;
       if ((own[i] & has_gradient) == 0) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
     }
@@ -264,7 +263,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   bool sync_ = true;
   bool accumulated_ = false;  // there are gradients that no push has sent
   bool in_backward_ = false;
-  bool pushed_ = false;                          // the gradients of the last forward pass have been sent
+  bool pushed_ = false;                          // the last pass's gradients have been sent
   bool stepped_ = false;                         // the server's parameters may have changed since the last pull
   std::vector<std::uint32_t> forgotten_before_;  // times_forgotten of all parameters at the last push
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters of which a process has a part, or nothing, as optimizers take them.
+/// Parameters of which a process has only a part, or nothing, in the form that optimizers take.
 
 #include <array>
 #include <chorus/nn/module.hpp>
@@ -10,7 +10,7 @@
 
 namespace chorus::detail {
 
-/// A run of a parameter's numbers, for an optimizer that steps these alone.
+/// A range of a parameter's numbers, for an optimizer that steps only these.
 template <Device D>
 class ParameterSlice : public ParameterOn<D> {
  public:
@@ -57,7 +57,7 @@ class ParameterSlice : public ParameterOn<D> {
   std::array<Index, 1> count_;
 };
 
-/// A parameter that is in another process: this one takes part in what is done with it, with no number.
+/// A parameter of another process: this one takes part in operations on it with no numbers.
 template <Device D>
 class ParameterElsewhere final : public ParameterSlice<D> {
  public:

@@ -1,6 +1,6 @@
 #pragma once
-/// Pipeline: each rank holds a part of the model, a stage, and micro-batches go through the stages one behind the
-/// other, so that all ranks compute at the same time.
+/// Pipeline: each rank holds a part of the model, a stage. Micro-batches pass the stages one after the other, so that
+/// all ranks compute at the same time.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/io/write_in_parts.hpp>
@@ -18,19 +18,18 @@
 
 namespace chorus {
 
-/// The whole batch is on every rank: samplers are the same, and the first stage takes its inputs, the last one its
-/// targets. `Order` says in which order micro-batches go: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1,
-/// or a type of your own whose `of(p, m)` gives a Schedule.
+/// Every rank gets the whole batch from the same sampler; the first stage reads its inputs, the last one its targets.
+/// `Order` gives the schedule: OneForwardOneBackward, GPipe, Interleaved<v>, ZeroBubbleH1, or a type of your own whose
+/// `of(p, m)` returns a Schedule.
 ///
-/// A model that returns its loss, `net(x, y)`, goes through the whole schedule in that call, gradients included, and
-/// `loss.backward()` adds them to the parameters', times its seed. Of a model that returns its output, `net(x)` is all
-/// forwards, and the backward pass of what is made of it all backwards: the loop of other policies, and GPipe's memory.
-/// Either way loss or output are on all ranks, and parameters are those of one device, up to rounding, dropout
-/// included. A loss is made of means over samples, or over tokens that count, and of sums over the batch; of several
-/// that micro-batches divide in different ways a mean over tokens needs its `mean_over`. BatchNorm takes the statistics
-/// of each micro-batch, and differs; SyncBatchNorm is refused. `parameters()` are the model's; of those of other stages
-/// a rank has no number, and optimizers, groups, averages of such take part with nothing. Who reads them in `module()`
-/// gets a UsageError.
+/// If the model returns its loss, `net(x, y)` runs the whole schedule, gradients included, and `loss.backward()` adds
+/// these, times its seed, to the parameters' gradients. If it returns its output, `net(x)` runs all forwards, and
+/// backward of the loss runs all backwards: the loop of other policies, with GPipe's memory. In both cases all ranks
+/// have the loss or output, and parameters are those of one device, up to rounding, dropout included. A loss may
+/// consist of means over samples or counted tokens and of sums over the batch; if micro-batches divide several terms in
+/// different ways, a mean over tokens needs `mean_over`. BatchNorm uses each micro-batch's statistics, so it differs;
+/// SyncBatchNorm is refused. `parameters()` are the whole model's: optimizers, groups and averages treat those of other
+/// stages as empty. Reading them in `module()` throws UsageError.
 template <class Model, class Order, class Communicator>
 class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Communicator>, Communicator> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
@@ -41,19 +40,19 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   using model_type = Model;
   using policy_type = Pipeline;
   static constexpr const char* name = "pipeline";
-  /// The same policy around another model, which is a chain, too, for programs with several: `ch::Rebind<Net, Other>`.
+  /// The same policy around another chain model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = Pipeline<Other, Order, Communicator>;
 
-  /// Takes rank 0's numbers. Throws UsageError, on every rank, where the ranks' models or options differ, and for a cut
-  /// that doesn't fit. `world` is what the communicator was connected with; it must outlive this.
+  /// Takes rank 0's parameters. Throws UsageError, on every rank, if the ranks' models or options differ or the cut
+  /// doesn't fit. The communicator was connected from `world` and must outlive this.
   Pipeline(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("Pipeline", detail::with_numbers(Staged(std::move(model), communicator, world, options)), communicator,
              seed),
         handles_(this->model_) {
     stages().decide_together(communicator, this->alive());
-    // Of the whole model, so that all ranks count what is written to any stage.
+    // Of the whole model, so that all ranks count writes to any stage.
     this->program_.listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()),
                           {.zero_grad = false, .all_parameters = false});
     for (const auto& named : parameters()) named.parameter->set_ledger(this->program_.ledger());
@@ -67,14 +66,14 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     run.check_options();
   }
 
-  /// The same for a model that is made here, of which each rank draws its stages alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own stages; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit Pipeline(const Deferred<Model, Arguments...>& model, More&&... more)
       : Pipeline(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it. `x` and the targets that
-  /// have as many samples are cut into micro-batches, also within tuples and structs with `fields()`; each micro-batch
-  /// has all of what is `whole(y)` or of another size. See DataParallel for what is in doubt.
+  /// Returns the loss, or the output, of the whole batch, the same on all ranks. All ranks call it. `x`, and targets
+  /// with as many samples, are cut into micro-batches, also within tuples and structs with `fields()`. Each micro-batch
+  /// gets all of `whole(y)` and of a tensor with another size. See DataParallel for ambiguous sizes.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
     handles_.check_kept(this->model_);
@@ -87,18 +86,18 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   }
 
   const PipelineOptions& options() const { return stages().options(); }
-  /// The whole model, of which this rank can read its stages' numbers.
+  /// The whole model, of which this rank may read its own stages' numbers only.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
-  /// The layer that each stage begins with, counted as in At, and the number of layers.
+  /// The number of each stage's first layer, counted as in At, and the number of layers.
   const std::vector<std::size_t>& stage_begins() const { return stages().stage_begins(); }
 
-  /// This rank's parameters first, as they lie in memory.
+  /// This rank's parameters come first, in memory order.
   std::vector<nn::NamedParameter<D>> parameters() const { return stages().with_elsewhere(Base::parameters()); }
 
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool) const { return true; }
-  /// See Policy::gathered. There is memory for the whole model meanwhile.
+  /// See Policy::gathered. Needs memory for the whole model.
   template <class F>
   void gathered(const F& f) {
     this->meet();

@@ -1,12 +1,12 @@
 #pragma once
-/// A model on the device that a run names for its process.
+/// Moves a model to the device that a run names for its process.
 
 #include <chorus/nn/copy_of.hpp>
 #include <utility>
 
 namespace chorus::detail {
 
-/// `model`, on the device that `run` names for this process, or where it is.
+/// Moves `model` to the device that `run` names for this process, if it names one.
 template <class Model, class Run>
 Model placed(Model model, const Run& run) {
   using D = typename Model::device_type;

@@ -1,5 +1,5 @@
 #pragma once
-/// What all policies share: the model, its flat parameters, its samples and its random numbers.
+/// Common base of all policies: the model, its flat parameters, its sampler and its random numbers.
 
 #include <chorus/autograd/batch_axis.hpp>
 #include <chorus/core/random.hpp>
@@ -22,38 +22,38 @@ namespace chorus {
 class BatchGroup;
 
 struct GatheredOptions {
-  bool write = false;  ///< what rank 0 writes meanwhile becomes all ranks'
+  bool write = false;  ///< all ranks take what rank 0 writes meanwhile
 };
 
-/// What a policy has of its model whatever the model's type is.
+/// The part of a policy that doesn't depend on the model's type.
 template <Device D>
 class PolicyOn {
  public:
   using device_type = D;
-  /// Whether each pass adds up the whole batch's gradients by itself, in parts of its own (SameBits).
+  /// Whether each pass sums the whole batch's gradients by itself, in its own parts (SameBits).
   static constexpr bool adds_up_in_pass = false;
 
   PolicyOn(const PolicyOn&) = delete;
   PolicyOn& operator=(const PolicyOn&) = delete;
 
-  /// All parameters, for an optimizer: the model's, with the whole's `extents()`, of each of which `count()` numbers
-  /// are this process's. They come as they lie in memory: under DistributedDataParallel the first backward pass puts
-  /// them in the order in which their gradients arrive. Go by names, or by `nn::named_parameters` of `module()`, which
-  /// has the order of its members, where an order has to stay.
+  /// All parameters, for an optimizer: the model's, with the whole parameter's `extents()`; `count()` numbers of each
+  /// are this process's. They are in memory order: under DistributedDataParallel the first backward pass reorders them
+  /// by the arrival of their gradients. If the order must be stable, use names, or `nn::named_parameters` of
+  /// `module()`, in the order of its members.
   std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
-  /// While it lives, each process has the whole model: to save, load, inspect. Under most policies it always has. All
-  /// ranks call it, and end it, together.
+  /// While it lives, each process has the whole model: to save, load or inspect. Under most policies it always has. All
+  /// ranks create and destroy it together.
   struct [[maybe_unused]] Gathered {
     Gathered() = default;
     Gathered(const Gathered&) = delete;
     Gathered& operator=(const Gathered&) = delete;
-    ~Gathered() {}  // not trivial: a name for it is no unused variable
+    ~Gathered() {}  // not trivial, so a variable of it is not unused
   };
   [[nodiscard]] Gathered gathered(const GatheredOptions& = {}) { return {}; }
-  /// optim::clip_grad_norm of all parameters: the same line under every policy, also where each rank has only a part of
-  /// them, and all ranks call it. Its return value and errors are those.
+  /// optim::clip_grad_norm of all parameters: the same line under every policy, even if each rank has only a part of
+  /// them. All ranks call it. Return value and errors are the same.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return optim::clip_grad_norm(parameters(), max_norm, options);
   }
@@ -62,26 +62,26 @@ class PolicyOn {
   void eval() { any_model_.eval(); }
   bool training() const { return any_model_.training(); }
 
-  /// For models that return their loss: what backward starts from. The same under every policy.
+  /// For models that return their loss: the loss that backward starts from. The same under every policy.
   template <AnyVariable Loss>
   const Loss& mean_loss(const Loss& loss) const {
     return loss;
   }
 
-  /// Who shares the batch with this process, for of_global_batch; null where it is whole.
+  /// The group that shares the batch with this process, for of_global_batch; null if the batch is whole.
   std::shared_ptr<BatchGroup> global_batch() const { return nullptr; }
 
-  /// What is empty once this is gone: optimizers, and the hooks of the model's parameters, may live longer.
+  /// Expires with this policy: optimizers and hooks of the model's parameters may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
 
   std::uint64_t seed() const { return random_.seed; }
-  /// Forward passes so far that drew random numbers, in training or not, and all others with the model in training.
-  /// Random operations depend on it, so a checkpoint keeps it.
+  /// The number of forward passes that drew random numbers, and of others with the model in training. Random operations
+  /// depend on it, so a checkpoint keeps it.
   std::uint32_t forward_passes() const { return passes_; }
   void set_forward_passes(std::uint32_t passes) { passes_ = passes; }
 
-  /// The layout of the flat buffers, by parameters' names. Sums over three and more ranks may be rounded in an order
-  /// that depends on it, so a checkpoint keeps it.
+  /// The names of the parameters in the order of the flat buffers. Sums over three or more ranks may be rounded in an
+  /// order that depends on it, so a checkpoint keeps it.
   std::vector<std::string> parameter_order() const {
     std::vector<std::string> names;
     for (const auto& entry : flat_.entries()) names.push_back(entry.named.name);
@@ -89,7 +89,7 @@ class PolicyOn {
   }
 
  protected:
-  /// The model has to outlive this.
+  /// The model must outlive this.
   PolicyOn(nn::Module& model, std::uint64_t seed)
       : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
     random_.seed = seed;
@@ -99,13 +99,12 @@ class PolicyOn {
   }
   ~PolicyOn() = default;
 
-  /// What is to watch the model in the pass that begins: the first one that records gradients.
+  /// Watches the model in the pass that begins: only in the first that records gradients.
   std::shared_ptr<detail::UnlistedParameters> watch_once() {
     return grad_enabled() ? std::exchange(unlisted_, nullptr) : nullptr;
   }
 
-  /// An argument of the model: a Tensor from another kind of device, such as a loader's batch, is copied to the
-  /// model's.
+  /// An argument of the model: a Tensor on another kind of device, such as a loader's batch, is copied to the model's.
   template <class X>
   decltype(auto) on_model_device(const X& x) const {
     if constexpr (!AnyTensor<X>)
@@ -116,8 +115,8 @@ class PolicyOn {
       return detail::with_batch_axis_of<X>(to_device(x, model_device()));
   }
 
-  /// The random context of the forward pass that begins, on that many samples (see RandomContext). One that is run
-  /// again, by a checkpoint around it, draws the same numbers, and does not count.
+  /// The random context of the forward pass that begins, with that many samples (see RandomContext). A pass that a
+  /// checkpoint recomputes draws the same numbers and does not count.
   [[gnu::noinline]] RandomContext& begin_forward(Index samples = 0) {
     PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
     counts_ = known == nullptr || !known->repeats();
@@ -136,15 +135,15 @@ class PolicyOn {
   void end_forward() {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
-  /// Where the parameters are; under DataParallel the first device.
+  /// The device of the parameters; under DataParallel the first device.
   device_type model_device() const { return flat_.groups().front().values.device(); }
-  /// Ranks have settled on a number for the pass under way.
+  /// Ranks have agreed on a number for the current pass.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
     random_.step = number;
   }
 
-  /// Whether the model or any layer of it is in training.
+  /// Whether the model or any of its layers is in training.
   bool any_training() { return nn::detail::any_training(any_model_); }
 
   nn::Module& any_model_;
@@ -160,19 +159,19 @@ class PolicyOn {
   }
 
   std::uint32_t passes_ = 0;
-  bool counts_ = true;  // the pass under way
+  bool counts_ = true;  // whether the current pass counts
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
 
-/// A model, before what is made for it.
+/// Holds the model; constructed before the policy's other members.
 template <class Model>
 struct HeldModel {
   explicit HeldModel(Model model) : model_(std::move(model)) {}
   Model model_;
 };
 
-/// Base of all policies: the model, and `Base`, which knows it as any model.
+/// Base of all policies: the model, and `Base`, which doesn't know its type.
 template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
 class Policy : protected HeldModel<Model>, public Base {
   static_assert(
@@ -182,15 +181,14 @@ class Policy : protected HeldModel<Model>, public Base {
  public:
   using model_type = Model;
 
-  /// The model itself: the one that is trained, saved and loaded. Its parameters have the same names under every
-  /// policy. To compute with it, call the policy: it knows what a pass of several devices has to know, such as how many
-  /// samples each has.
+  /// The model itself, which is trained, saved and loaded. Its parameters have the same names under every policy. To
+  /// compute with it, call the policy, which handles passes of several devices (such as the number of samples of each).
   Model& module() { return this->model_; }
   const Model& module() const { return this->model_; }
 
   using Base::gathered;
-  /// Calls `f(model)` on every rank with the whole model, as one device has it: the same line under every policy. What
-  /// `f` writes stays, and all ranks write the same. All ranks call it.
+  /// Calls `f(model)` on every rank with the whole model, as on one device: the same line under every policy. Writes of
+  /// `f` persist; all ranks must write the same. All ranks call it.
   template <class F>
   requires std::invocable<const F&, Model&>
   void gathered(const F& f) {
@@ -199,13 +197,13 @@ class Policy : protected HeldModel<Model>, public Base {
   }
 
  protected:
-  /// `arguments`: of `Base`, behind the model.
+  /// `arguments`: of `Base`, after the model.
   template <class... Arguments>
   explicit Policy(Model model, Arguments&&... arguments)
       : HeldModel<Model>(std::move(model)), Base(this->model_, std::forward<Arguments>(arguments)...) {}
 };
 
-/// Where `trace` counts the memory of a policy's device number `i`; where each rank has one, that of this rank's.
+/// The slot in which `trace` counts the memory of a policy's device number `i`; with one device per rank, this rank's.
 template <class Net>
 requires requires(const Net& net) { net.flat_parameters(); }
 int trace_slot(const Net& net, [[maybe_unused]] int i) {
@@ -215,7 +213,7 @@ int trace_slot(const Net& net, [[maybe_unused]] int i) {
     return trace_slot(net.flat_parameters().entries().front().parameter().where());
 }
 
-/// Where `trace` counts what a policy's device number `i` has sent; where each rank has one, `i` is the rank.
+/// The place under which `trace` counts messages of a policy's device number `i`; with one device per rank, rank `i`.
 template <class Net>
 int trace_place(const Net& net, int i) {
   if constexpr (requires { net.options().device_ids; }) return net.options().device_ids[static_cast<std::size_t>(i)];
@@ -228,7 +226,7 @@ using Rebind = typename Net::template rebind<Model>;
 
 struct SamplingOptions {
   bool shuffle = true;
-  /// Repeat samples so that all shares of a batch have one size, as PyTorch's DistributedSampler does.
+  /// Repeat samples so that all shares of a batch have the same size, as PyTorch's DistributedSampler does.
   bool padding = false;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the policies of several processes share whatever the model's type is: shares of the data, and numbers that all
+/// Base of the policies of several processes, independent of the model's type: shares of the data, and values that all
 /// ranks agree on.
 
 #include <algorithm>
@@ -37,8 +37,8 @@ class Core;
 }  // namespace ddp
 
 namespace detail {
-/// What `launch` gives a program of several ranks. As a name, since clang 14 forgets a constructor's requires clause
-/// where it deduces a class's arguments: it would take a communicator for a run.
+/// The arguments that `launch` gives a program of several ranks. It is a named concept because clang 14 ignores a
+/// constructor's requires clause when it deduces class template arguments, and would take a communicator for a run.
 template <class Run>
 concept LaunchedRun = requires(Run& run) {
   run.communicator();
@@ -61,25 +61,25 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   virtual ~PolicyOfRanks() { group_->policy = nullptr; }
 
-  /// `value`, the mean over this rank's `samples`, as the mean over the samples of all ranks. Throws UsageError, on
-  /// every rank, where their optimizers have not made the same steps.
+  /// Combines `value`, the mean over this rank's `samples`, to the mean over all ranks' samples. Throws UsageError, on
+  /// every rank, if their optimizers have not made the same steps.
   double mean(double value, Index samples) {
     const double mark = program_.mark(), size = devices();
     double sums[4] = {samples == 0 ? 0 : value * static_cast<double>(samples), static_cast<double>(samples), mark,
                       mark * mark};
     sum(sums);
-    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees that some differ
+    if (size * mark != sums[2] || size * mark * mark != sums[3]) [[unlikely]]  // each rank sees the difference
       shares_.meet_now();
     return sums[1] == 0 ? 0 : sums[0] / sums[1];
   }
   /// Sums over all ranks, in place.
   void sum(std::span<double> values) { communicator_.all_reduce(values, comm::ReduceOp::sum, {}); }
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
 
-  /// All ranks call it: what they evaluate is what is saved. Where passes in training have changed buffers, such as
-  /// batch norm's running statistics, on each rank by its own share, all take rank 0's, as far as the policy shares
-  /// them; LocalSgd and ParameterServer bring parameters together, too.
+  /// All ranks call it, so that they evaluate the model that is saved. If passes in training have changed buffers by
+  /// each rank's own share, such as batch norm's running statistics, all take rank 0's, unless the policy doesn't share
+  /// them; LocalSgd and ParameterServer also make parameters equal.
   void eval() {
     if (!joining_) {
       if (buffers_apart_ || passes_together_) meet();
@@ -97,8 +97,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     meet();
     return PolicyOn<D>::gathered(options);
   }
-  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
-  /// ranks call it.
+  /// The program intends ranks to step with, write or skip different things: passes stop comparing ranks. All ranks
+  /// call it.
   void let_ranks_differ() { program_.let_ranks_differ(); }
   std::shared_ptr<BatchGroup> global_batch() const { return group_; }
 
@@ -139,24 +139,24 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     this->random_.first_sample = [this] {
       const auto first = shares_.first_sample();
       if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
-      detail::random_context()->step = this->random_.step;  // of a copy, where backward runs a part of the pass again
+      detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
       return first;
     };
     this->random_.devices = communicator.size();
     this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
   }
 
-  /// Throws UsageError, on every rank, where the ranks' models, or `options`, differ. Rank 0's seed is all ranks'.
+  /// Throws UsageError, on every rank, if the ranks' models or `options` differ. All ranks take rank 0's seed.
   template <class Counts>
   [[gnu::cold]] void check_same(const std::string& options, const Counts& counts) {
     detail::check_same_description(communicator_, title_,
                                    options + own_options() + detail::model_description<D>(this->any_model_, counts));
     communicator_.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
-  /// What ranks compare beside a policy's options.
+  /// Options that ranks compare in addition to a policy's.
   virtual std::string own_options() const { return {}; }
 
-  /// Calls `f(i)` whenever backward has come to the gradient of the parameter that is now entry `i`.
+  /// Calls `f(i)` when backward has the final gradient of the parameter that is now entry `i`.
   virtual void on_gradients(std::function<void(std::size_t)> f) {
     for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
       this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
@@ -170,7 +170,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     });
   }
 
-  /// Other ranks don't wait for what will not come. For destructors: it allocates nothing.
+  /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
     communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
                                   : "its net has ended in the middle of a backward pass");
@@ -181,7 +181,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
   }
 
-  /// Takes `root`'s parameters: those whose names `counts` accepts, which lie before the others.
+  /// Takes `root`'s parameters whose names `counts` accepts; these lie before the others.
   template <class Counts>
   [[gnu::cold]] void broadcast_parameters(int root, const Counts& counts) {
     std::vector<std::size_t> elements(this->flat_.groups().size());
@@ -196,7 +196,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     }
   }
 
-  /// Takes `root`'s buffers, of the types that `counts` accepts, in one message.
+  /// Takes `root`'s buffers of the dtypes that `counts` accepts, in one message.
   template <class Counts = All>
   void broadcast_buffers(int root, const Counts& counts = {}) {
     buffers_apart_ = false;
@@ -225,7 +225,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// Whether ranks evaluate with the same buffers.
   virtual bool shares_buffers() const { return true; }
-  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  /// All ranks meet at the same point of their programs; otherwise all throw UsageError.
   virtual void meet() {
     if (!joining_) shares_.meet();
   }
@@ -235,9 +235,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(communicator_.size()); }
-  /// The scope in which gradients are added up, by `sync` being off.
+  /// The scope in which `sync` is off, so that gradients accumulate.
   NoSync scope_without(bool& sync) const { return whole_passes_ ? NoSync() : NoSync(sync); }
-  /// Who adds up the buckets of a DDP in place of its hook, which may be the default; null: the hook does.
+  /// Replaces the hook in summing the buckets of a DDP; null: the hook sums. `default_hook`: the hook is AllReduce.
   virtual std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>&, bool default_hook);
 
   // For chorus::join.
@@ -250,20 +250,20 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     last_active_ = -1;
   }
   void end_join() override { joining_ = throw_early_ = false; }
-  /// A forward pass that records gradients begins. `now`: ranks wait for each other here.
+  /// A forward pass that records gradients begins. `now`: ranks exchange their messages here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
     if (this->any_model_.training()) ++program_.ledger()->passes;
     shares_.begin(pass, now || asks_in_forward_);
     check_all_here();
   }
-  /// What ranks have told each other of this pass: whether one has run out of batches that must not.
+  /// Checks the ranks' messages of this pass: throws if a rank has run out of batches and may not.
   void check_all_here() {
     if (!throw_early_) return;
     const auto joined = shares_.joined_ranks();
     check<UsageError>(joined.empty(), title_, "::join: rank ", joined,
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
-  /// A pass of other ranks begins, in which this one has no samples; false where all have ended.
+  /// A pass of other ranks begins, in which this rank has no samples; false if all have ended.
   [[gnu::cold]] bool begin_pass_of_others() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
@@ -275,8 +275,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     last_active_ = shares_.first_active();
     return true;
   }
-  /// All have ended: they agree on the number of passes, which masks of dropout follow. Returns a rank that went on
-  /// longest, -1 where all have had as many batches: those that went on don't know that they did.
+  /// All ranks have ended: they agree on the number of passes, on which dropout masks depend. Returns a rank that ended
+  /// last; -1 if all had the same number of batches: those that ended last don't know it.
   [[gnu::cold]] int end_passes_of_others() {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
@@ -285,10 +285,10 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return static_cast<int>(last_and_passes[0]);
   }
 
-  /// A forward pass, for which `begin_forward` was called, with the random numbers of this rank's share: what `call()`
-  /// returns. `with_others`: all ranks are in theirs wherever a layer asks for them, so that synchronised layers in
-  /// training see the whole batch. Throws UsageError where a layer of the model has got other parameters or buffers
-  /// since the policy took it, and where another policy took it afterwards.
+  /// Runs `call()`, a forward pass for which `begin_forward` was called, with the random numbers of this rank's share,
+  /// and returns its result. `with_others`: all ranks join collectives of layers, so that synchronised layers in
+  /// training see the whole batch. Throws UsageError if a layer has got other parameters or buffers since the policy
+  /// took the model, or if another policy has taken it.
   template <class Call>
   auto run_forward(bool with_others, const Call& call) {
     handles_.check_kept(this->any_model_, this->flat_);
@@ -305,7 +305,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return output;
   }
 
-  /// A forward pass that records gradients: its backward passes are weighed before they start.
+  /// A forward pass that records gradients: its backward passes compute weights before they start.
   template <class Call>
   auto run_recorded(const Call& call) {
     auto& pass = recorded_[next_recorded_++ % recorded_.size()];
@@ -316,8 +316,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     pass = {begin, Node::next_sequence()};
     return output;
   }
-  /// Backward has come to a gradient. Throws UsageError where it began with losses that ranks divide in different ways,
-  /// and did not pass through a forward pass of this policy: then it is too late to weigh each.
+  /// Called at a gradient. Throws UsageError if backward began with losses that ranks divide in different ways, and did
+  /// not pass through a forward pass of this policy: it is too late then to weight each loss.
   void check_weighed() {
     if (!whole_passes_) weigh_unless_weighed(true);
   }
@@ -335,16 +335,16 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
                       "that are means over different numbers, and not through a forward pass of the net in this "
                       "thread: call the net, not its module()");
   }
-  /// Whether the backward run that this thread is in has been weighed.
+  /// Whether this thread's current backward run has its weights.
   bool weighed() const { return whole_passes_ || weighed_run_ == backward_run(); }
-  /// All ranks tell each other of what means and sums their losses are made.
+  /// All ranks exchange the means and sums in their losses.
   virtual std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) {
     return shares_.weigh(losses, refused);
   }
   /// This rank's weight in the pass is known, and backward has not begun.
   virtual void backward_is_weighed() {}
 
-  /// A forward pass without gradients is this rank's own, unless an operation asks for its place in the batch.
+  /// A forward pass without gradients is local to this rank, unless an operation asks for its position in the batch.
   template <class Call>
   auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
@@ -352,7 +352,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     shares_.begin_aside(pass, !joining_);
     return run_forward(!joining_, call);
   }
-  /// Backward goes through one of this net's last passes: ranks weigh their losses, of which these are all nodes.
+  /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.
   virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
     if (communicator_.size() == 1 || in_captured_step()) {
       weigh_run(false);
@@ -375,14 +375,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   detail::BatchShares<Communicator> shares_;
   std::vector<nn::NamedBuffer<D>> buffers_;
   Storage<D> buffer_message_;
-  bool buffers_apart_ = false;       // passes in training may have changed them since all ranks had the same
+  bool buffers_apart_ = false;       // passes in training may have made them differ between ranks
   std::uint64_t buffer_writes_ = 0;  // before those passes
   detail::ModelHandles handles_;
   bool joining_ = false, throw_early_ = false;
-  bool whole_passes_ = false;     // every pass adds up the whole batch's gradients, by itself
-  bool passes_together_ = false;  // all passes are collective: a rank alone does not evaluate
-  bool asks_in_forward_ = false;  // ranks tell each other of a pass before it begins
-  bool operators_send_ = false;  // forward passes have had collectives of their own, as backward will
+  bool whole_passes_ = false;     // every pass sums the whole batch's gradients by itself
+  bool passes_together_ = false;  // all passes are collective: a rank can't evaluate alone
+  bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
+  bool operators_send_ = false;  // forward passes have had collectives; so will backward
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
@@ -414,7 +414,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     void backward_begins(std::span<const Ref<Node>> nodes) override { policy->backward_begins(nodes); }
     PolicyOfRanks* policy;
   };
-  // Losses are weighed before backward passes through one of this net's last passes.
+  // Weights are computed before backward passes through one of this net's last passes.
   void backward_begins(std::span<const Ref<Node>> nodes) {
     const auto in = [&](const Recorded& pass) {
       const auto first = std::partition_point(nodes.begin(), nodes.end(),
@@ -440,7 +440,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't ask again: ranks count by their samples there, whose numbers stay.
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
   bool in_captured_step() const {
 #if CHORUS_USE_CUDA
     if constexpr (!std::is_same_v<D, Cpu>)
@@ -466,12 +466,12 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   };
   std::array<Recorded, 16> recorded_{};
   std::size_t next_recorded_ = 0;
-  std::uint64_t weighed_run_ = 0;  // the last one
+  std::uint64_t weighed_run_ = 0;  // the last backward run with weights
   detail::LossTerms terms_;
   std::vector<detail::LossShare> losses_;  // of the same run
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
-  // While joining_.
+  // Used while joining_.
   int passes_of_others_ = 0, last_active_ = -1;
 };
 

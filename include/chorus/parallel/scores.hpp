@@ -1,6 +1,6 @@
 #pragma once
-/// How good a model is, as numbers that are right over ranks: each rank counts its share, and `sum(net)` adds the
-/// counts of all ranks up. Take loaders without `padding` in the sampler, which counts samples twice.
+/// Metrics that are correct over all ranks: each rank counts its share, and `sum(net)` adds the counts of all ranks.
+/// Use samplers without `padding`, which counts samples twice.
 
 #include <algorithm>
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace chorus::scores {
 
-/// Counts of (label, guess), and what follows from them. All of it under classes that have neither labels nor guesses
-/// is 0 (scikit-learn's zero_division = 0).
+/// Counts of (label, guess) and the metrics derived from them. Metrics of classes without labels and guesses are 0
+/// (scikit-learn's zero_division = 0).
 class ConfusionMatrix {
  public:
   /// Throws UsageError for less than one class.
@@ -25,13 +25,13 @@ class ConfusionMatrix {
     counts_.resize(static_cast<std::size_t>(classes * classes));
   }
 
-  /// `guesses`: class numbers, [samples]. Throws ShapeError where the sizes differ, UsageError for another class.
+  /// `guesses`: class numbers, [samples]. Throws ShapeError if the sizes differ, UsageError for an unknown class.
   void add(const Tensor<std::int64_t, 1>& guesses, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(guesses.shape() == labels.shape(), "ConfusionMatrix: expected guesses of shape ", labels.shape(),
                       ", as the labels, got ", guesses.shape());
     for (Index i = 0; i < labels.numel(); ++i) ++counts_[place(known(labels(i)), known(guesses(i)))];
   }
-  /// `logits`: [samples, classes], of which the largest is the guess, the first of equal ones.
+  /// `logits`: [samples, classes]; the largest is the guess, the first of equal ones.
   template <class T>
   void add(const Tensor<T, 2>& logits, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(logits.shape() == Shape<2>{labels.numel(), classes_},
@@ -45,14 +45,14 @@ class ConfusionMatrix {
     }
     add(guesses, labels);
   }
-  /// Adds the counts of all ranks up, once; `net`: a policy. All ranks call it.
+  /// Adds up the counts of all ranks; call it once. `net`: a policy. All ranks call it.
   template <class Net>
   void sum(Net& net) {
     net.sum(std::span<double>(counts_));
   }
 
   Index classes() const { return classes_; }
-  /// Samples of that label that were taken for `guess`.
+  /// The number of samples with that label and that guess.
   double count(Index label, Index guess) const { return counts_[place(known(label), known(guess))]; }
   double samples() const {
     double all = 0;
@@ -64,7 +64,7 @@ class ConfusionMatrix {
     for (Index c = 0; c < classes_; ++c) right += count(c, c);
     return ratio(right, samples());
   }
-  /// Of the guesses at a class, those that are right; of its samples, those that are found; 2 p r / (p + r).
+  /// p: the fraction of a class's guesses that are right; r: of its samples that are found; F1: 2 p r / (p + r).
   double precision(Index c) const { return ratio(count(c, c), guessed(c)); }
   double recall(Index c) const { return ratio(count(c, c), labelled(c)); }
   double f1(Index c) const { return ratio(2 * count(c, c), guessed(c) + labelled(c)); }
@@ -74,7 +74,7 @@ class ConfusionMatrix {
     for (Index c = 0; c < classes_; ++c) all += f1(c);
     return all / static_cast<double>(classes_);
   }
-  /// F1 of the counts of all classes together: where each sample has one label and one guess, the accuracy.
+  /// F1 of the summed counts of all classes: with one label and one guess per sample, the accuracy.
   double f1_micro() const { return accuracy(); }
 
  private:
@@ -99,14 +99,14 @@ class ConfusionMatrix {
   std::vector<double> counts_;  // [label, guess]
 };
 
-/// The area under the curve of true over false positives: how often a positive sample has a higher score than a
-/// negative one. Scores in [0, 1] are counted in bins; those of one bin are ties, which count a half.
+/// The area under the ROC curve: the probability that a positive sample has a higher score than a negative one. Scores
+/// in [0, 1] are counted in bins; scores in one bin are ties, which count one half.
 class Auc {
  public:
   explicit Auc(Index bins = Index{1} << 14) : bins_(bins), counts_(static_cast<std::size_t>(2 * bins)) {
     check<UsageError>(bins >= 2, "Auc: expected at least 2 bins, got ", bins);
   }
-  /// `scores`: [samples], `labels`: 0 or 1. Throws ShapeError where the sizes differ, UsageError for other numbers.
+  /// `scores`: [samples], `labels`: 0 or 1. Throws ShapeError if the sizes differ, UsageError for other labels.
   template <class T>
   void add(const Tensor<T, 1>& scores, const Tensor<std::int64_t, 1>& labels) {
     check<ShapeError>(scores.shape() == labels.shape(), "Auc: expected scores of shape ", labels.shape(),
@@ -123,7 +123,7 @@ class Auc {
   void sum(Net& net) {
     net.sum(std::span<double>(counts_));
   }
-  /// NaN where one of the classes has no sample.
+  /// NaN if one of the classes has no sample.
   double value() const {
     double negatives = 0, positives = 0, above = 0;
     for (std::size_t bin = 0; bin < counts_.size(); bin += 2) {
@@ -142,7 +142,7 @@ class Auc {
 /// exp of the mean loss over all tokens.
 class Perplexity {
  public:
-  /// `loss`: the mean cross entropy over `tokens` tokens; with none it does not count.
+  /// `loss`: the mean cross entropy over `tokens` tokens; ignored if there are none.
   void add(double loss, Index tokens) {
     if (tokens == 0) return;
     sums_[0] += loss * static_cast<double>(tokens);

@@ -1,6 +1,6 @@
 #pragma once
-/// An optimizer of whose state each rank keeps a shard (Rajbhandari et al., "ZeRO: memory optimizations toward
-/// training trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
+/// An optimizer whose state is sharded over the ranks (Rajbhandari et al., "ZeRO: memory optimizations toward training
+/// trillion parameter models", SC 2020, stages 1 and, with the hook ReduceScatter, 2).
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
@@ -29,23 +29,23 @@
 namespace chorus {
 
 namespace detail {
-/// A DistributedDataParallel: under other policies there is nobody to share an optimizer's state with.
+/// A DistributedDataParallel: other policies have no buckets to shard an optimizer's state by.
 template <class Net>
 concept DistributedInBuckets = requires(AccessTo<Net> access) {
   access.buckets();
 };
 }  // namespace detail
 
-/// An optimizer of type `Opt` of which each of n ranks keeps and steps its shard of each bucket of a
-/// DistributedDataParallel net, an n-th of all parameters; then all gather all shards. The numbers are those of `Opt`
-/// itself. A step sends (n - 1) / n of the parameters' bytes from each rank; the state takes an n-th of the memory. All
-/// ranks make the same calls. Where the net's hook is ReduceScatter, gradients are averaged in these shards alone.
+/// An optimizer of type `Opt`. Each of n ranks keeps and steps its shard of each bucket of a DistributedDataParallel
+/// net, 1/n of all parameters; then all ranks all-gather the shards. Results equal `Opt`'s. In a step each rank sends
+/// (n - 1) / n of the parameters' bytes; state takes 1/n of the memory. All ranks make the same calls. If the net's
+/// hook is ReduceScatter, gradients are averaged in these shards only.
 ///
 ///   ch::ShardedOptimizer<ch::optim::Adam<ch::Cpu>> optimizer{net, {.lr = 1e-3}};
 ///
-/// A model in MixedPrecision goes with it, and `scaler.step(optimizer)` of optim::GradScaler. Its float parameters, of
-/// which it computes with copies in 2 bytes, are what is stepped. They stay whole on each rank, for they are the model:
-/// what is saved, compared, and read by layers that compute in float; the state beside them is what is sharded.
+/// It works with a MixedPrecision model, and `scaler.step(optimizer)` of optim::GradScaler: it steps the float
+/// parameters, from which the 2-byte copies for computation are made. These stay whole on each rank, because they are
+/// saved, compared and read by layers in float; only the optimizer state is sharded.
 template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
@@ -56,8 +56,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
   using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
 
  public:
-  /// Steps all parameters of `net`, as long as that lives: afterwards there is its state, and other calls throw
-  /// UsageError. Throws UsageError where ranks have parameters or gradients of their own.
+  /// Steps all parameters of `net` as long as it lives: afterwards only its state is left, and other calls throw
+  /// UsageError. Throws UsageError if ranks have different parameters or unaveraged gradients.
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
@@ -87,20 +87,19 @@ class ShardedOptimizer : public optim::HasLearningRate {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   void step() { step_(nullptr); }
-  /// Scales the gradients that will be stepped down so that the Euclidean norm of all ranks' together is at most
-  /// `max_norm`; returns the norm before, the same on all ranks. What becomes of gradients that are not finite is the
-  /// same as under optim::clip_grad_norm, and so are the options. Throws UsageError where `max_norm` is not positive,
-  /// and in a step that is captured.
+  /// Scales the gradients to be stepped so that the Euclidean norm over all ranks is at most `max_norm`; returns the
+  /// norm before scaling, the same on all ranks. Options, and the treatment of non-finite gradients, are those of
+  /// optim::clip_grad_norm. Throws UsageError if `max_norm` is not positive, and in a captured step.
   double clip_grad_norm(double max_norm, const optim::ClipGradNormOptions& options = {}) {
     return clip_(max_norm, options.error_if_nonfinite);
   }
-  /// Forgets all gradients.
+  /// Drops all gradients.
   void zero_grad() { zero_grad_(); }
   /// See Optimizer::set_group; all ranks make the same groups.
   template <class Chosen>
   void set_group(const Chosen& chosen, const optim::GroupOptions& options) {
     const auto all = parameters_();
-    Opt(all, options_).set_group(chosen, options);  // throws what the plain one does
+    Opt(all, options_).set_group(chosen, options);  // throws as the plain one
     Group& group = groups_.emplace_back(Group{{}, options});
     for (const auto& named : all)
       if (chosen(named)) group.names.insert(named.name);
@@ -113,15 +112,15 @@ class ShardedOptimizer : public optim::HasLearningRate {
 
   // For optim::GradScaler.
 
-  /// Whether this rank has averages of its own shard alone.
+  /// Whether this rank has averages of its own shard only.
   bool in_parts() const { return in_parts_; }
-  /// Calls `use(parts)` with what this rank steps, while all have their gradients.
+  /// Calls `use(parts)` with this rank's shards while all parameters have their gradients.
   void with_parts(const UseParts& use) { with_parts_(use); }
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { make_largest_(number); }
-  /// Instead of `step`, where the gradients are no good.
+  /// Called instead of `step` if the gradients are not finite.
   void skip_step() { skip_step_(); }
-  /// See Optimizer::step_unless: in a replay that is left out all gather the parameters that they have.
+  /// See Optimizer::step_unless: in a replay without a step, ranks still all-gather their present parameters.
   void step_unless(const std::int32_t* unwanted) requires(!std::is_same_v<D, Cpu>) { step_(unwanted); }
   void prepare_to_skip() requires(!std::is_same_v<D, Cpu>) {
     with_parts_([this](const auto&) {
@@ -129,9 +128,9 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
   }
 
-  // For checkpoints. For a moment each rank holds the whole state.
+  // For checkpoints. Each rank temporarily holds the whole state.
 
-  /// A plain optimizer of all parameters, without state, but with the learning rate.
+  /// A plain optimizer of all parameters, with the learning rate but without state.
   template <class Net>
   std::unique_ptr<Opt> whole(Net& net) const {
     std::vector<nn::NamedParameter<D>> all;
@@ -140,7 +139,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optimizer->set_lr(lr());
     return optimizer;
   }
-  /// One with the state of all ranks, on every rank; all of them call it.
+  /// A plain optimizer with the state of all ranks, on every rank; all ranks call it.
   template <class Net>
   std::unique_ptr<Opt> gathered(Net& net) {
     auto all = whole(net);
@@ -151,11 +150,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
     });
     return all;
   }
-  /// Takes this rank's shard of the state that `all`, made by `whole`, has, and its learning rate.
+  /// Takes this rank's shard of the state of `all`, which `whole` made, and its learning rate.
   template <class Net>
   void adopt(Net& net, Opt& all) {
     resume_lr(all.lr());
-    // Frozen parameters have no bucket, but state, where they have been stepped.
+    // Frozen parameters are in no bucket, but have state if they have been stepped.
     std::set<std::string> stepped;
     for (const auto& tensor : all.state())
       if (tensor.name.starts_with("steps.") && *static_cast<const std::int64_t*>(tensor.data) > 0)
@@ -171,7 +170,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
-    const auto wholes = all.state(), owns = state();  // as many for each parameter, the last one its steps
+    const auto wholes = all.state(), owns = state();  // the same number per parameter, last its steps
     std::map<std::string, std::size_t> last;          // the order may have changed since `all` was made
     std::size_t each = 0;
     for (std::size_t i = 0; i < wholes.size(); ++i)
@@ -241,7 +240,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     return norm;
   }
 
-  /// Throws NonFiniteError, with the same text on all ranks.
+  /// Throws NonFiniteError with the same message on all ranks.
   template <class Net>
   [[noreturn, gnu::cold]] void raise_not_finite(Net& net, double norm) {
     const auto& entries = net.flat_parameters().entries();
@@ -256,8 +255,8 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::raise_not_finite(norm, first < entries.size() ? entries[first].named.name : "several together");
   }
 
-  /// Cuts the parameters into shards, at the first step, for the first backward pass settles the buckets; and anew,
-  /// with their state, when some were frozen or thawed meanwhile.
+  /// Cuts the parameters into shards at the first step, because the first backward pass settles the buckets. Cuts
+  /// again, with their state, after parameters were frozen or unfrozen.
   template <class Net>
   void prepare(Net& net) {
     for (const auto& entry : net.flat_parameters().entries()) optim::detail::check_averaged(entry.named);
@@ -268,14 +267,14 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
   template <class Net>
   void cut_shards(Net& net) {
-    own_.reset();  // it knows the old shards
+    own_.reset();  // it holds the old shards
     shards_.cut(net);
     if (shards_.mine().empty()) return;
     own_ = std::make_unique<Opt>(shards_.mine(), options_);
     for (const Group& group : groups_) make_group(group);
   }
 
-  // By name: a shard of a parameter does not have its shape.
+  // By name, because a shard does not have its parameter's shape.
   struct Group {
     std::set<std::string> names;
     optim::GroupOptions options;
@@ -306,7 +305,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   }
 
   typename Opt::options_type options_;
-  // What knows the net's type.
+  // Functions that know the net's type.
   std::function<void(const std::int32_t*)> step_;
   std::function<double(double, bool)> clip_;
   std::function<void(const UseParts&)> with_parts_;
@@ -316,7 +315,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;
-  std::unique_ptr<Opt> own_;  // none where there are fewer numbers than ranks
+  std::unique_ptr<Opt> own_;  // null if there are fewer numbers than ranks
 };
 
 }  // namespace chorus

@@ -1,5 +1,5 @@
 #pragma once
-/// SingleDevice: the policy of one device. The others have to give the same results.
+/// SingleDevice: the policy of one device. The other policies must give the same results.
 
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/model_handles.hpp>
@@ -9,13 +9,13 @@
 
 namespace chorus {
 
-/// Named as in other policies, so that a program that changes its policy changes nothing else.
+/// Named as in other policies, so that changing the policy changes nothing else in a program.
 struct SingleDeviceOptions {
-  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
+  /// The axis of the inputs that holds the samples. Each sample has its own random numbers.
   int dim = 0;
 };
 
-/// The policy of one process and one device: the whole batch, the whole model, and nothing sent.
+/// The policy of one process and one device: the whole batch, the whole model, no communication.
 template <class Model>
 class SingleDevice : public OneProcessPolicy<Model> {
  public:
@@ -38,8 +38,8 @@ class SingleDevice : public OneProcessPolicy<Model> {
     run.check_options();
   }
 
-  /// The model's output. Throws UsageError where a layer of the model has got other parameters or buffers since the
-  /// policy took it: optimizers know the old ones.
+  /// Returns the model's output. Throws UsageError if a layer has got other parameters or buffers since the policy took
+  /// the model: optimizers hold the old ones.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_);

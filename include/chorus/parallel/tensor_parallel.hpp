@@ -1,5 +1,5 @@
 #pragma once
-/// TensorParallel: every rank has the whole batch and a part of each layer that can be shared out.
+/// TensorParallel: every rank has the whole batch and a part of each layer that can be divided.
 
 #include <chorus/autograd/tape.hpp>
 #include <chorus/comm/any_communicator.hpp>
@@ -28,24 +28,24 @@ namespace chorus {
 
 /// Options of TensorParallel.
 struct TensorParallelOptions {
-  /// The axis of the inputs along which the samples lie. Each sample draws its own random numbers.
+  /// The axis of the inputs that holds the samples. Each sample has its own random numbers.
   int dim = 0;
-  /// Each so many backward passes, from the first on, ranks compare the bits of the gradients of what each of them has
-  /// whole, in a message of 16 bytes. 0: never.
+  /// In every `check_every`-th backward pass, beginning with the first, ranks compare the bits of the gradients of
+  /// parameters that each of them has whole, in a message of 16 bytes. 0: never.
   int check_every = 100;
 };
 
-/// Layers that are shared out (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding,
-/// MultiheadAttention, and with them those of transformers) hold 1 / ranks of their numbers, gradients and optimizer
-/// state on each rank; all else is computed by all ranks, to the same bits. Results, masks of dropout included, are one
-/// device's up to the rounding of sums. Every rank makes the same calls with the same batch.
+/// Divided layers (ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention, and with
+/// these transformer layers) hold 1 / ranks of their parameters, gradients and optimizer state on each rank. All ranks
+/// compute the rest, with equal bits. Results, dropout masks included, are one device's up to the rounding of sums.
+/// Every rank makes the same calls with the same batch.
 ///
-/// The numbers of a parameter that is shared out become this rank's part of it in place: handles, and optimizers that
-/// have not stepped yet, go on to stand for that; a tensor of its numbers from before stays what it was.
+/// A divided parameter becomes this rank's part of it in place: handles, and optimizers that have not stepped yet, now
+/// refer to the part. Older tensors of its numbers keep the whole ones.
 ///
-/// `Sequence`: with SequenceSplit, what lies between shared layers of a transformer (normalisation, dropout, residual
-/// connections) is shared out by places of the text, so that its activations are, too. Sums become reduce-scatters and
-/// all-gathers, of as many bytes together; see split_sequence.
+/// `Sequence`: with SequenceSplit, activations between the divided layers of a transformer (normalisation, dropout,
+/// residual connections) are divided along the sequence. All-reduces become reduce-scatters and all-gathers with the
+/// same total bytes; see split_sequence.
 template <class Model, class Sequence, class Communicator>
 class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   using Base = WholeBatchPolicy<Model, Communicator>;
@@ -58,31 +58,31 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   template <class Other>
   using rebind = TensorParallel<Other, Sequence, Communicator>;
 
-  /// Compares the models of all ranks, takes rank 0's numbers, and keeps this rank's part. Throws UsageError, on every
-  /// rank, where names, shapes, dtypes or options differ, where no layer can be shared out, and where one has less than
-  /// an entry for each rank. The communicator must outlive this.
+  /// Compares the models of all ranks, takes rank 0's parameters, and keeps this rank's part. Throws UsageError, on
+  /// every rank, if names, shapes, dtypes or options differ, if no layer can be divided, and if one has fewer entries
+  /// than ranks. The communicator must outlive this.
   TensorParallel(Model model, Communicator& communicator, const TensorParallelOptions& options = {},
                  std::uint64_t seed = initial_seed())
       : TensorParallel(std::make_unique<Layers>(communicator, Sequence::splits_sequences), std::move(model),
                        communicator, options, seed) {}
-  /// For `launch`: takes communicator and seed from `run`. A model on GPUs moves to this rank's, and talks over NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
   template <detail::LaunchedRun Run>
   TensorParallel(Model model, Run& run, const TensorParallelOptions& options = {})
       : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
     run.check_options();
   }
-  /// The same for a model that is made here, of which each rank draws its part alone: no rank ever holds the whole.
+  /// The same for a model that is constructed here: each rank draws only its own part; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit TensorParallel(const Deferred<Model, Arguments...>& model, More&&... more)
       : TensorParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
-  /// Peers don't wait for a rank that throws: the group is given up.
+  /// Aborts the group after an exception, so that peers fail at once instead of waiting.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
       this->communicator_.abort("it threw an exception in the middle of a step");
   }
 
-  /// The model's output for the whole batch. Throws UsageError where a layer of the model has got other parameters or
-  /// buffers since the policy took it.
+  /// Returns the model's output for the whole batch. Throws UsageError if a layer has got other parameters or buffers
+  /// since the policy took the model.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     handles_.check_kept(this->model_, this->flat_);
@@ -97,13 +97,13 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return output;
   }
 
-  /// See Policy::gathered. The model is a copy, for which there is memory meanwhile.
+  /// See Policy::gathered. The model is a copy and needs memory for it.
   template <class F>
   void gathered(const F& f) {
     this->meet();
     layers_->with_whole(this->model_, f);
   }
-  /// For files, which all ranks write together: see io::detail::keeps_parts.
+  /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
 
  private:
@@ -134,7 +134,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }
 
-  std::unique_ptr<detail::RankDevice<D>> device_;  // where it was made for a run
+  std::unique_ptr<detail::RankDevice<D>> device_;  // set if constructed from a run
   std::unique_ptr<Layers> layers_;
   detail::ModelHandles handles_;
   detail::ReplicaCheck<D, Communicator> replicas_;

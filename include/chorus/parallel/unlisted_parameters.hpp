@@ -1,5 +1,5 @@
 #pragma once
-/// A warning of parameters that a model uses, and has not listed.
+/// A warning about parameters that a model uses but does not list.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -14,9 +14,9 @@
 
 namespace chorus::detail {
 
-/// A member that CHORUS_MODULE does not list is an easy mistake: its parameters would stay as they are, without a word,
-/// and all copies of the model share them. A policy watches what its model uses in the first forward pass that records
-/// gradients.
+/// It is an easy mistake to omit a member in CHORUS_MODULE: its parameters would silently not be trained, and all
+/// copies of the model would share them. A policy watches which parameters its model uses in the first forward pass
+/// that records gradients.
 class UnlistedParameters final : public ParameterWatch {
  public:
   template <Device D>
@@ -25,7 +25,7 @@ class UnlistedParameters final : public ParameterWatch {
     std::sort(listed_.begin(), listed_.end(), std::less<>());
   }
   void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
-  /// The pass has ended.
+  /// The pass has ended: prints the warning if there is one.
   void say_what_was_seen() const;
 
  private:
@@ -34,7 +34,7 @@ class UnlistedParameters final : public ParameterWatch {
   std::string shapes_;
 };
 
-/// While it lives, this thread's parameters are watched; by nothing, by none.
+/// While it lives, `watch` records the parameters that this thread uses; null: no recording.
 class WatchScope {
  public:
   explicit WatchScope(std::shared_ptr<UnlistedParameters> watch)

@@ -1,5 +1,5 @@
 #pragma once
-/// How parameters are found that a model does not list.
+/// Detects parameters that a model does not list.
 
 #include <algorithm>
 #include <chorus/core/say.hpp>

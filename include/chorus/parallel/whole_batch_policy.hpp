@@ -1,5 +1,5 @@
 #pragma once
-/// What the policies share whose ranks all have the whole batch, and parts of the model.
+/// Common base of policies whose ranks all have the whole batch and parts of the model.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
@@ -29,21 +29,21 @@ class WholeBatchPolicy : public Policy<Model> {
         {.shuffle = options.shuffle, .seed = this->seed(), .padding = options.padding, .ledger = program_.ledger()});
   }
   int devices() const { return communicator_.size(); }
-  /// Among how many groups of ranks a batch is shared out.
+  /// The number of groups of ranks among which a batch is divided.
   int shares() const { return 1; }
   Communicator& communicator() const { return communicator_; }
 
-  /// For loops that add up the gradients of several batches: they are the whole batches' always.
+  /// For loops that accumulate gradients of several batches: gradients are always the whole batches'.
   [[nodiscard]] NoSync no_sync() { return {}; }
-  /// All ranks have the same batches.
+  /// All ranks have the same batches, so this only runs `body`.
   template <class Body>
   void join(const Body& body, const JoinOptions& = {}) {
     body();
   }
-  /// `value` is the mean over the whole batch on every rank, and what a rank has counted is all.
+  /// `value` is the mean over the whole batch on every rank, and a rank's sums are complete.
   double mean(double value, Index) const { return value; }
   void sum(std::span<double>) const {}
-  /// Makes a number, which lies where the parameters do, the largest one of all ranks.
+  /// Replaces a number, in memory of the parameters' device, by the maximum over all ranks.
   void make_largest(std::int32_t* number) { communicator_.all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
   /// All ranks call it.
   void eval() {
@@ -54,27 +54,27 @@ class WholeBatchPolicy : public Policy<Model> {
     if (!training) return eval();
     Policy<Model>::train();
   }
-  /// The program means ranks to differ in what they step with, write, or leave out: no pass compares it any more. All
-  /// ranks call it.
+  /// The program intends ranks to step with, write or skip different things: passes stop comparing ranks. All ranks
+  /// call it.
   void let_ranks_differ() { program_.let_ranks_differ(); }
   /// Whether `text` is the same on all ranks; a collective.
   [[gnu::cold]] bool same_on_all_ranks(std::string_view text) { return comm::same_text(communicator_, text); }
 
  protected:
-  /// Rank 0's seed is all ranks'.
+  /// All ranks take rank 0's seed.
   WholeBatchPolicy(std::string_view title, Model model, Communicator& communicator, std::uint64_t seed)
       : Policy<Model>(std::move(model), seed), communicator_(communicator), program_(title, communicator) {
     communicator.broadcast(std::span(&this->random_.seed, 1), 0, {});
   }
 
-  /// A forward pass begins: where it records gradients, ranks compare what they have done since the last one.
+  /// A forward pass begins: if it records gradients, ranks compare their calls since the last comparison.
   void compare_programs() {
     if (!grad_enabled()) return;
     if (this->model_.training()) ++program_.ledger()->passes;
     program_.compare_now(false);
     met_ = false;
   }
-  /// Ranks are at the same place of their programs, or all of them throw UsageError.
+  /// All ranks meet at the same point of their programs; otherwise all throw UsageError.
   void meet() {
     if (!std::exchange(met_, true)) program_.compare_now(true);
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Graphed: a training step that is recorded once as a CUDA graph, communication and optimizer included, and from then
-/// on started by one call instead of by hundreds.
+/// Graphed: records a training step once as a CUDA graph, communication and optimizer included, and then starts each
+/// step with one launch instead of hundreds.
 
 #include <algorithm>
 #include <array>
@@ -18,14 +18,14 @@ namespace chorus {
 
 /// Options of Graphed.
 struct GraphedOptions {
-  /// Steps that run eagerly first, so that memory, plans and buckets are as they will stay.
+  /// Eager steps before the capture: they settle memory, plans and buckets.
   int warm_up = 3;
   /// How many losses are kept until `losses` reads them.
   int kept_losses = 1024;
 };
 
-/// Calls `step(inputs...)`, which does all of a training step and returns the loss, a number on the GPU; inputs that
-/// are tensors of the host come to it on the GPU:
+/// Calls `step(inputs...)`, which runs a whole training step and returns the loss, a scalar on the GPU. Inputs on the
+/// host are copied to the GPU first:
 ///
 ///   Graphed step(net, [&](const auto& images, const auto& labels) {
 ///     optimizer.zero_grad();
@@ -37,13 +37,12 @@ struct GraphedOptions {
 ///   for (auto& [images, labels] : loader) step(images, labels);
 ///   double last = step.losses().back();
 ///
-/// Steps with the shapes of the first one are replayed after the warm-up; others run eagerly. What the step reads from
-/// the host at other times than in the capture does not change any more, but for the optimizers' learning rates and
-/// numbers of steps and the random numbers, which go on as in eager steps. Inside, nothing may wait for the GPU or copy
-/// to or from the host: those calls throw UsageError. Under DistributedDataParallel all ranks replay, or none does:
-/// every call agrees on it. Where parameters, buckets or an optimizer's state have changed their places, as a
-/// checkpoint that is loaded may have it, there is a warm-up and a capture again. Must be destroyed before `net` and
-/// its communicator. GPUs with one device per process.
+/// After the warm-up, steps with the shapes of the first one are replayed; others run eagerly. Values that the step
+/// reads from the host are frozen at the capture. Exceptions: optimizers' learning rates and step counts, and random
+/// numbers, which continue as in eager steps. Inside the step, waiting for the GPU or copying to or from the host
+/// throws UsageError. Under DistributedDataParallel all ranks replay or none does: they agree in every call. If
+/// parameters, buckets or an optimizer's state move, as after loading a checkpoint, the step is warmed up and captured
+/// again. Destroy it before `net` and its communicator. For GPUs with one device per process.
 template <class Net, class Step>
 class Graphed {
  public:
@@ -65,12 +64,12 @@ class Graphed {
     try {
       drop_graph();
     } catch (const Error&) {
-      // The device is broken or its peers are gone; what it was doing is of no use.
+      // The device is broken or its peers are gone: there is nothing left to wait for.
       static_cast<void>(cudaGraphExecDestroy(exec_));
     }
   }
 
-  /// One step, replayed where that can be. Throws what the step throws.
+  /// Runs one step, replayed if possible. Throws what the step throws.
   template <AnyTensor... Inputs>
   void operator()(const Inputs&... inputs) {
     if (inputs_.empty()) (keep(inputs), ...);
@@ -87,12 +86,11 @@ class Graphed {
     replay();
   }
 
-  /// Whether steps of the first shapes are replayed by now.
+  /// Whether the step has been captured, so that steps of the first shapes are replayed.
   bool captured() const { return exec_ != nullptr; }
   std::int64_t replays() const { return replays_; }
 
-  /// The losses of the steps since the last call, at most the newest `kept_losses`. Waits for the GPU; throws what went
-  /// wrong there.
+  /// The losses since the last call, at most the newest `kept_losses`. Waits for the GPU and throws its errors.
   std::vector<double> losses() {
     const auto kept = static_cast<std::int64_t>(options_.kept_losses);
     std::vector<std::byte> bytes(ring_.bytes());
@@ -152,21 +150,21 @@ class Graphed {
     return {ranks[0] != 0, ranks[1] != 0};
   }
 
-  // Whether all is still where the graph knows it.
+  // Whether parameters and optimizer numbers are where the graph expects them.
   bool everything_in_place() const { return net_.flat_parameters().generation() == generation_ && numbers_.complete(); }
   void drop_graph() {
     if (exec_ == nullptr) return;
     cuda::synchronize(cuda::compute_stream(device_));
     static_cast<void>(cudaGraphExecDestroy(std::exchange(exec_, nullptr)));
   }
-  // In the memory that there is now, an optimizer's state has to be made, and so on.
+  // The layout has changed: warm-up must create optimizer state and plans in the new memory.
   void begin_anew() {
     drop_graph();
     numbers_.forget();
     steps_ = 0;
   }
 
-  // On the stream and with the memory that the capture will have.
+  // Runs on the stream and with the memory pool that the capture will use.
   template <class... Inputs>
   void warm_up(const Inputs&... inputs) {
     const cudaStream_t outside = cuda::current_stream(device_);
@@ -176,9 +174,9 @@ class Graphed {
       const cuda::PoolScope pool(pool_);
       detail::WidePromises promises;
       note_loss(step_(inputs...));
-      promises.keep();  // what the step hands out is as the capture will have it
+      promises.keep();  // makes the float copies that are in use, as the capture does
     } catch (...) {
-      cuda::order(device_, stream_, outside);  // some of the step may be under way
+      cuda::order(device_, stream_, outside);  // part of the step may be running
       throw;
     }
     cuda::order(device_, stream_, outside);
@@ -188,7 +186,7 @@ class Graphed {
   void capture(const Inputs&... inputs) {
     cuda::synchronize(device_);
     cuda::synchronize(stream_.get());
-    touch_parameters();  // what depends on them is worked out anew in every replay
+    touch_parameters();  // values computed from them are recomputed in every replay
     const cuda::DeviceGuard guard(device_);
     const cuda::StreamScope stream(stream_);
     const cuda::PoolScope pool(pool_);
@@ -204,7 +202,7 @@ class Graphed {
       loss_ = value_of(loss).storage();
       loss_data_ = value_of(loss).data();
       loss_type_ = dtype<typename tensor_of<decltype(loss)>::value_type>;
-      promises.keep();  // who reads them after a replay finds that replay's numbers
+      promises.keep();  // float copies of the output hold each replay's values
     } catch (...) {
       error = std::current_exception();
     }
@@ -217,7 +215,7 @@ class Graphed {
       static_cast<void>(cudaGetLastError());
       numbers_.take_back();
       net_.set_forward_passes(passes);
-      touch_parameters();  // what was worked out of them has not been
+      touch_parameters();  // the values computed from them were only recorded
       if (error) rethrow_with(error, "Graphed: while the step was captured: ");
       CHORUS_CUDA_CHECK(made);
     }
@@ -227,7 +225,7 @@ class Graphed {
       net_.set_forward_passes(net_.forward_passes() + more);
       touch_parameters();
     });
-    // Steps of several passes, and eager ones in between, draw others' numbers nowhere.
+    // Steps with several passes, and eager steps in between, don't reuse each other's random numbers.
     if (more > 0) numbers_.count_by([this, last = passes + more] { return net_.forward_passes() - last; });
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What classes of the library need of a DistributedDataParallel, and users don't call.
+/// The members of DistributedDataParallel that classes of the library need and users don't call.
 
 #include <algorithm>
 #include <chorus/optim/state_tensor.hpp>
@@ -35,26 +35,26 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
   // For checkpoints.
 
-  /// Lays the flat buffers out as a checkpoint says. Names that the model doesn't have are left out. `learned`: a
-  /// backward pass has settled this order; else the next one will.
+  /// Lays out the flat buffers in a checkpoint's order. Names that the model doesn't have are ignored. `learned`: a
+  /// backward pass has settled this order; otherwise the next one will.
   [[gnu::cold]] void set_parameter_order(std::span<const std::string> names, bool learned = true) {
     std::vector<std::size_t> order;
     for (const auto& wanted : names)
       for (std::size_t i = 0; i < core().entries(); ++i)
         if (core().name(i) == wanted) order.push_back(i);
-    auto sorted = order;  // each once, or the order is not this model's
+    auto sorted = order;  // each name once, else the order is another model's
     std::sort(sorted.begin(), sorted.end());
     const bool twice = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
     if (order.size() != core().entries() || twice) return;
-    // Each rank's own stay at the end, whoever had them where.
+    // Ignored parameters stay at the end, wherever the checkpoint's ranks had them.
     std::stable_partition(order.begin(), order.end(),
                           [&](std::size_t i) { return !core().options.ignores(core().name(i)); });
     core().reorder(order);
     if (auto* const known = core().template find<ddp::LearnedOrder<D, Communicator>>()) known->set_learned(learned);
   }
-  /// Whether the hook remembers something, so that all ranks take part in a checkpoint.
+  /// Whether the hook has state, so that all ranks take part in a checkpoint.
   static constexpr bool hook_remembers = Traits::remembers_parameters || Traits::remembers_numbers;
-  /// Whether ranks may have parameters and optimizers of their own, and whether they have by now.
+  /// Whether ranks can have different parameters and optimizer states; `ranks_differ()`: whether they do now.
   static constexpr bool ranks_may_differ = Traits::ranks_may_differ;
   bool ranks_differ() {
     if constexpr (ranks_may_differ)
@@ -62,14 +62,14 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       return false;
   }
-  /// Those that ranks have stepped by themselves since they last had the same.
+  /// The parameters that ranks have stepped by themselves since all ranks last had equal ones.
   std::vector<std::string> parameters_apart() requires ranks_may_differ {
     return net_.hook().stepped.names(net_.flat_);
   }
   void set_parameters_apart(std::span<const std::string> names) requires ranks_may_differ {
     net_.hook().stepped.set(net_.flat_, names);
   }
-  /// What the hook remembers of parameters: see ddp::ParameterMemory.
+  /// The hook's state per parameter: see ddp::ParameterMemory.
   std::vector<optim::StateTensor> hook_state(bool full = false) {
     if (auto* const memory = core().template find<ddp::ParameterMemory<D>>()) return memory->state(full);
     return {};
@@ -80,13 +80,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
   // For optimizers.
 
-  /// Multiplies what the hook has not sent yet: for GradScaler, whose scale it has.
+  /// Multiplies the hook's residual (its error feedback), which includes the loss scale: for GradScaler.
   void scale_hook_rest(double factor) requires(Traits::remembers_parameters) {
     core().template find<ddp::ParameterMemory<D>>()->scale_rest(factor);
   }
-  /// Calls `step` with each parameter as soon as its averaged gradient is there, in the middle of backward; with
-  /// nothing, no more. Throws UsageError where one is there already, and under a NonFinite policy, which judges when
-  /// backward has ended.
+  /// Calls `step` with each parameter as soon as its averaged gradient arrives, during backward; an empty function ends
+  /// this. Throws UsageError if a function is set already, and under a NonFinite policy, which decides after backward.
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     const auto& options = core().options;
     check<UsageError>(!step || options.non_finite == NonFinite::propagate,
@@ -100,12 +99,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     if (steps == nullptr) steps = &core().template add<Steps>(core(), at_the_end);
     steps->set(std::move(step));
   }
-  /// Whether the hook leaves each rank the averages of its own part alone.
+  /// Whether the hook gives each rank the averages of its own part only.
   static constexpr bool averages_in_parts = Traits::in_parts;
-  /// Whether the hook may leave each rank its own gradients.
+  /// Whether the hook may leave unaveraged gradients on each rank.
   static constexpr bool own_gradients = Traits::own_gradients;
   const std::vector<ddp::Bucket>& buckets() const { return std::as_const(core().buckets).all(); }
-  /// Calls `f` while the parameters have their gradients, whether the hook has averaged them whole or in parts.
+  /// Calls `f` while the parameters have their gradients, whether the hook averages whole gradients or parts.
   template <class F>
   void with_gradients(const F& f) {
     if constexpr (averages_in_parts)
@@ -113,7 +112,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
     else
       f();
   }
-  /// Those in parts have been used.
+  /// The averages in parts have been used.
   void forget_parts() requires averages_in_parts { parts().forget(); }
   void forget_parts() {}
 

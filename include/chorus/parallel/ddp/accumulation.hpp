@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients that are added up over several passes: `no_sync`.
+/// Gradients accumulated over several passes: `no_sync`.
 
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
@@ -9,15 +9,15 @@
 
 namespace chorus::ddp {
 
-/// Each pass counts by its own global batch: see EarlierGradients.
+/// Each pass is weighted by its own global batch: see EarlierGradients.
 template <Device D, class Communicator>
 class Accumulation final : public Extension<D> {
  public:
-  /// `averages()`: whether the hook will average this step's gradients, so that they are weighed.
+  /// `averages()`: whether the hook will average this step's gradients, so that they need weights.
   Accumulation(Core<D, Communicator>& core, std::function<bool()> averages)
       : core_(core), averages_(std::move(averages)) {}
 
-  /// Whether there is something that no pass has averaged.
+  /// Whether there are gradients that no pass has averaged.
   bool any() const {
     for (std::size_t i = 0; accumulates_ && i < core_.entries(); ++i)
       if (core_.is_shared(i) && core_.parameter(i).grad_arrived()) return true;
@@ -25,7 +25,7 @@ class Accumulation final : public Extension<D> {
   }
 
   void weighed() override {
-    earlier_.pass_ended();  // the last one may have ended early
+    earlier_.pass_ended();  // the last pass may have ended early
     if (!accumulates_ || !averages_()) return;
     accumulates_ = any();
     if (accumulates_)
@@ -51,7 +51,7 @@ class Accumulation final : public Extension<D> {
   Core<D, Communicator>& core_;
   std::function<bool()> averages_;
   EarlierGradients<D> earlier_;
-  bool accumulates_ = false;  // passes have left gradients in `earlier_.unit`
+  bool accumulates_ = false;  // earlier passes have left gradients in units of `earlier_.unit`
 };
 
 }  // namespace chorus::ddp

@@ -1,19 +1,19 @@
 #pragma once
-/// The default communication hook, the all-reduce, and one that sends nothing.
+/// The default communication hook, all-reduce, and a hook that sends nothing.
 
 #include <chorus/parallel/ddp/hook.hpp>
 #include <type_traits>
 
 namespace chorus {
 
-/// The default: a ring all-reduce, which weighs on the way. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
+/// The default: a ring all-reduce that also scales. Each of n ranks sends 2 (n - 1) / n of the bucket's bytes.
 struct AllReduce {
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
     if (communicator.size() == 1) return {};
     const comm::CollectiveOptions options{
         .scale = bucket.weight, .traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-    // On the CPU this thread does the work itself, rather than wake another one.
+    // On the CPU this thread does the work itself, which is cheaper than waking another one.
     if (std::is_same_v<D, Cpu> && bucket.last) {
       communicator.all_reduce(bucket.gradients, comm::ReduceOp::sum, options);
       return {};
@@ -22,8 +22,8 @@ struct AllReduce {
   }
 };
 
-/// Sends nothing: each rank keeps its own gradients. To measure what communication costs, and for methods that average
-/// parameters instead.
+/// Sends nothing: each rank keeps its own gradients. For measuring the cost of communication, and for methods that
+/// average parameters instead.
 struct NoCommunication {
   static constexpr bool own_gradients = true;
   static constexpr bool averages() { return false; }

@@ -1,6 +1,6 @@
 #pragma once
-/// What ranks tell each other of a pass: how many samples each has, and of what means and sums its loss is made. By
-/// that their gradients count.
+/// Ranks tell each other the number of samples of a pass, and the means and sums in its loss. These give the weights of
+/// their gradients.
 
 #include <algorithm>
 #include <array>
@@ -19,75 +19,75 @@
 
 namespace chorus::ddp {
 
-/// What a rank says of a forward pass that records gradients.
+/// A rank's message about a forward pass that records gradients.
 struct ForwardPass {
   std::int64_t samples = 0;
   std::uint32_t number = 0;    ///< among this rank's passes
   bool sync = true;            ///< gradients will be averaged
   bool sends_buffers = false;  ///< rank 0's buffers go out
-  bool changed = false;        ///< this rank wants gradients by other parameters than before
+  bool changed = false;        ///< this rank wants gradients of other parameters than before
 };
 
 }  // namespace chorus::ddp
 
 namespace chorus::detail {
 
-/// One message a rank, when backward begins; before, where somebody has to know (random numbers, `join`).
+/// Each rank sends one message when backward begins; earlier if random numbers or `join` need it.
 template <class Communicator>
 class BatchShares {
  public:
   explicit BatchShares(Communicator& communicator)
       : communicator_(communicator), all_(static_cast<std::size_t>(communicator.size())) {}
 
-  /// Ranks compare their programs, too; `program` has to live as long.
+  /// Makes ranks compare their programs, too; `program` must live as long as this.
   void compare(ddp::Program& program) { program_ = &program; }
-  /// All ranks meet in no pass, as in eval(), if they have exchanged a message since they met last; or in any case.
+  /// All ranks meet outside a pass, as in eval(), if they exchanged messages since the last one; `meet_now`: always.
   void meet() {
     if (!met_) meet_now();
   }
   [[gnu::cold]] void meet_now();
 
-  /// From now on ranks' gradients are added as they are: each is by the mean over the whole batch already.
+  /// From now on ranks' gradients are added with weight 1: each is a gradient of the mean over the whole batch already.
   void add_as_they_are() { as_they_are_ = true; }
-  /// How many samples all ranks have in the pass.
+  /// The number of samples of all ranks in the pass.
   std::int64_t batch();
 
-  /// A forward pass of this rank begins. `now`: ranks wait for each other here.
+  /// A forward pass of this rank begins. `now`: ranks exchange their messages here.
   void begin(const ddp::ForwardPass& pass, bool now = false);
-  /// This rank has no more batches: it only joins the others' collective calls.
+  /// This rank has no more batches: it only joins the other ranks' collective calls.
   void begin_joined();
-  /// A forward pass without gradients. Nobody else needs to know of it, unless, where it `may_ask`, an operation wants
-  /// to know this rank's place: then ranks tell each other. A backward pass after it belongs to the last one that
-  /// `begin` was called for.
+  /// A forward pass without gradients. Other ranks need not know of it, unless it `may_ask` and an operation asks for
+  /// this rank's position in the batch: then ranks exchange messages. A backward pass after it belongs to the last pass
+  /// given to `begin`.
   void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
 
-  /// Backward begins, from a loss that is made of these: all ranks call it. Returns what the gradient of each is to be
-  /// multiplied by on its way, so that with this rank's `weight` it counts by its share of its mean, or as a sum's;
-  /// good until the next call. Throws UsageError, on all ranks, where one has `refused` its loss, where ranks' losses
-  /// are made of other parts, and for sums that are divided by what can't be of the whole batch.
+  /// Backward begins, from a loss that is made of these parts: all ranks call it. Returns a factor for the gradient of
+  /// each part: multiplied by it and by this rank's `weight`, the gradient counts by its share of its mean, or fully if
+  /// it is a sum's. Valid until the next call. Throws UsageError on all ranks if one has `refused` its loss, if ranks'
+  /// losses are made of different parts, and for divisors of sums that can't be the whole batch's.
   std::span<const double> weigh(std::span<const LossShare> losses, bool refused = false);
-  /// Whether all parts of all ranks counted by their ranks' weights.
+  /// Whether each rank's `weight` applied to all parts of its loss.
   bool counted_alike() const { return alike_; }
-  /// This rank's share of the batch: the weight of its gradient. Those of all ranks add up to 1, also where the batch
-  /// is empty: what earlier passes have averaged stays. By samples, until `weigh` knows better.
+  /// This rank's share of the batch, the weight of its gradient. The weights of all ranks sum to 1, also for an empty
+  /// batch, so that averages of earlier passes are kept. Given by samples, until `weigh` replaces it.
   double weight();
 
-  /// The place of this rank's first sample in the global batch: the shares lie in the order of the ranks. In a pass
-  /// without gradients that may not ask they are taken to be as large as this rank's.
+  /// The index of this rank's first sample in the global batch: shares lie in rank order. In a pass without gradients
+  /// that may not ask, all shares are assumed to be as large as this rank's.
   std::int64_t first_sample();
-  /// After `first_sample`: whether a rank has that many samples.
+  /// After `first_sample`: whether some rank has that many samples.
   bool is_share(std::int64_t samples) const;
-  /// After `first_sample`: the pass's number, of all ranks'. They differ where a rank has had passes of its own: the
-  /// largest holds.
+  /// After `first_sample`: the pass's number for all ranks. If a rank has had passes of its own, numbers differ, and
+  /// the largest is used.
   std::uint32_t pass() const;
 
-  /// Whether a pass has been `changed` on any rank since this was asked last.
+  /// Whether a pass was `changed` on any rank since the last call.
   bool take_changed();
-  /// The ranks that have run out of batches, as text: "1, 3"; empty where none has.
+  /// The ranks that have run out of batches, as text: "1, 3"; empty if there are none.
   [[gnu::cold]] std::string joined_ranks();
-  /// The first rank that still has batches, whose buffers and order hold for all; -1: none.
+  /// The first rank that still has batches; its buffers and parameter order hold for all ranks. -1: none.
   int first_active();
-  /// What `begin` was told on that rank.
+  /// The argument of `begin` on that rank.
   ddp::ForwardPass active_pass();
 
  private:
@@ -95,8 +95,8 @@ class BatchShares {
   struct Message {
     Kind kind = Kind::recorded;
     ddp::ForwardPass pass = {};
-    bool at_backward = false;  // else it is said earlier, and will be said again
-    std::int32_t numbers = 0;  // of losses; more of them than there is room for are told in a message of their own
+    bool at_backward = false;  // otherwise it is sent earlier, and again at backward
+    std::int32_t numbers = 0;  // of losses; if there are more than fit here, a second message has them
     std::array<double, 4> losses{};
     ddp::Said said = {};
   };
@@ -115,7 +115,7 @@ class BatchShares {
   void exchange();
   void compare_programs();
   [[gnu::cold]] std::int64_t ask_aside();
-  // An error of the communicator says what ranks were about.
+  // Adds to an error of the communicator what the ranks were exchanging.
   template <class T>
   void gather(const T& own, std::vector<T>& all, std::string_view about) {
     if (communicator_.size() == 1) {
@@ -134,8 +134,8 @@ class BatchShares {
   std::int64_t samples_before(const std::vector<Message>& all) const;
 
   double weight_by_samples() const;
-  // Where all losses are divided alike, as tokens of one text, or samples, are, ranks count by these shares. Else by
-  // their samples, and each loss's gradient is scaled to count by its own share.
+  // If all losses are divided in the same proportion, such as tokens of one text or samples, ranks are weighted by
+  // these shares. Otherwise by samples, and each loss's gradient is scaled to count by its own share.
   void decide(std::size_t losses);
   // Fills `losses_`.
   void gather_losses();
@@ -151,11 +151,11 @@ class BatchShares {
   std::vector<LossShare> shares_;
   std::vector<WholeLoss> losses_;
   std::vector<std::int64_t> samples_;  // by rank
-  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients are added up
+  std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients accumulate
   std::vector<double> scales_;
   bool as_they_are_ = false;
-  bool known_ = true;     // what ranks say of this pass
-  bool decided_ = false;  // their weights
+  bool known_ = true;     // the ranks' messages of this pass
+  bool decided_ = false;  // the ranks' weights
   bool alike_ = true;
   double weight_ = 1;
   bool changed_ = false, aside_ = false;

@@ -1,5 +1,5 @@
 #pragma once
-/// How ranks find out how many samples the others have.
+/// How ranks learn each other's number of samples.
 
 #include <algorithm>
 #include <chorus/autograd/node.hpp>
@@ -96,7 +96,7 @@ bool BatchShares<Communicator>::is_share(std::int64_t samples) const {
 template <class Communicator>
 std::uint32_t BatchShares<Communicator>::pass() const {
   const std::uint32_t own = (aside_ ? own_aside_ : own_).pass.number;
-  std::int32_t ahead = 0;  // numbers may have begun anew at 0
+  std::int32_t ahead = 0;  // numbers may have wrapped around to 0
   for (const Message& rank : told())
     if (rank.kind != Kind::joined) ahead = std::max(ahead, static_cast<std::int32_t>(rank.pass.number - own));
   return own + static_cast<std::uint32_t>(ahead);
@@ -207,7 +207,7 @@ double BatchShares<Communicator>::weight_by_samples() const {
     all += rank.pass.samples;
     active += rank.kind != Kind::joined;
   }
-  if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join: no pass has begun since
+  if (active == 0) return 1.0 / static_cast<double>(all_.size());  // after a join, before any pass
   if (all == 0) return own_.kind != Kind::joined ? 1.0 / static_cast<double>(active) : 0;
   return static_cast<double>(own_.pass.samples) / static_cast<double>(all);
 }
@@ -221,7 +221,7 @@ void BatchShares<Communicator>::decide(std::size_t losses) {
   const auto me = static_cast<std::size_t>(communicator_.rank());
   const WholeLoss* first = nullptr;
   for (const WholeLoss& loss : losses_) {
-    if (loss.sum == 0) continue;  // it is 0, whatever its share
+    if (loss.sum == 0) continue;  // a zero sum: its share has no effect
     if (first == nullptr) first = &loss;
     alike_ = alike_ && (!loss.is_sum || all_.size() == 1);
     for (std::size_t rank = 0; rank < all_.size(); ++rank)
@@ -232,7 +232,7 @@ void BatchShares<Communicator>::decide(std::size_t losses) {
     weight_ = first->of_rank[me] / first->sum;
     return;
   }
-  for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts for a loss counts
+  for (std::size_t rank = 0; rank < all_.size(); ++rank)  // a rank that counts in some loss gets a weight
     for (const WholeLoss& loss : losses_)
       if (!loss.is_sum && all_[rank].pass.samples == 0 && loss.of_rank[rank] > 0)
         weight_ = 1.0 / static_cast<double>(all_.size());
@@ -253,7 +253,7 @@ void BatchShares<Communicator>::gather_numbers() {
 template <class Communicator>
 void BatchShares<Communicator>::gather_losses() {
   const std::size_t ranks = all_.size();
-  std::size_t first = ranks;  // of those that have a loss
+  std::size_t first = ranks;  // the first rank that has a loss
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     if (all_[rank].kind == Kind::joined) continue;
     if (first == ranks) first = rank;
@@ -264,7 +264,7 @@ void BatchShares<Communicator>::gather_losses() {
   const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
   const bool apart = count > own_.losses.size();
   if (apart) {
-    own_losses_.resize(count);  // a rank that has ended has none
+    own_losses_.resize(count);  // a rank without batches has none
     all_losses_.resize(count * ranks);
     gather_numbers();
   }

@@ -7,17 +7,17 @@
 
 namespace chorus::ddp {
 
-/// Before each forward pass that will average gradients, of a model of which a layer is in training, all ranks take
-/// rank 0's buffers.
+/// Before each forward pass that will average gradients, all ranks take rank 0's buffers, if a layer of the model is in
+/// training.
 template <Device D, class Communicator>
 class BufferSharing final : public Extension<D> {
  public:
-  /// What the policy has: whether a layer is in training or passes in training have changed buffers, whether within
-  /// `join`, a broadcast from a rank.
+  /// Callbacks of the policy: whether a layer is in training or passes in training have changed buffers; whether the
+  /// call is within `join`; a broadcast from a rank.
   struct Policy {
     std::function<bool()> trains, joining;
     std::function<void(int root)> broadcast;
-    /// Where each pass is the whole batch's, rank 0's are sent after it: so all ranks evaluate with the same ones.
+    /// For passes over the whole batch: rank 0 sends its buffers after the pass, so that all ranks evaluate with them.
     bool after_forward = false;
   };
 

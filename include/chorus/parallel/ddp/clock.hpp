@@ -1,5 +1,5 @@
 #pragma once
-/// Where the time of DistributedDataParallel's iterations goes.
+/// Times of the parts of DistributedDataParallel's iterations.
 
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chrono>
@@ -15,15 +15,15 @@ namespace chorus {
 struct DdpTimes {
   double forward_compute_time = 0;                ///< from the call of the net to its output
   double backward_compute_time = 0;               ///< from there to the last gradient
-  double backward_comm_time = 0;                  ///< from when ranks weigh their losses until all buckets are back
+  double backward_comm_time = 0;                  ///< from the ranks' exchange of weights until all buckets are back
   double backward_compute_comm_overlap_time = 0;  ///< from when the first bucket leaves to the last gradient
-  // Not in PyTorch's:
-  /// The buckets' collectives, each from its start to its end, waits for other ranks included; NaN over communicators
-  /// that do not know, as over NCCL, whose collectives run on streams.
+  // Not in PyTorch:
+  /// The buckets' collectives, each from start to end, including waits for other ranks; NaN over communicators that
+  /// can't measure it, such as NCCL, whose collectives run on streams.
   double bucket_comm_time = 0;
-  double exposed_comm_time = 0;  ///< in which backward's thread had communication to do, or to wait for
+  double exposed_comm_time = 0;  ///< backward's thread communicated or waited for communication
 
-  /// The part of the collectives' time in which backward went on; 1 where there were none, NaN where that time is.
+  /// The fraction of the collectives' time that backward overlapped; 1 without collectives, NaN if their time is NaN.
   double hidden() const {
     return std::isnan(bucket_comm_time)                      ? bucket_comm_time
            : bucket_comm_time <= 0 || exposed_comm_time <= 0 ? 1
@@ -36,13 +36,13 @@ struct DdpTimes {
 struct DdpLoggingData {
   std::int64_t iterations = 0;  ///< passes of forward and backward that averaged gradients
   DdpTimes last, avg;           ///< of the newest iteration, and the mean over all
-  /// Whether all iterations so far had gradients of the same parameters on this rank, each equally often.
+  /// Whether in all iterations so far the same parameters got gradients on this rank, each equally often.
   bool can_set_static_graph = true;
 };
 
 namespace ddp {
 
-/// Takes the times of an iteration. They are those of this thread: of work on a GPU they say nothing.
+/// Measures the times of an iteration in this thread: work on a GPU is not measured.
 template <Device D, class Communicator>
 class Clock final : public Extension<D> {
   using Steady = std::chrono::steady_clock;
@@ -57,12 +57,12 @@ class Clock final : public Extension<D> {
     exposed_ = {};
     comm_start_ = first_bucket_ = {};
   }
-  /// The backward pass that follows is one of other ranks, and does not count.
+  /// The next backward pass belongs to other ranks and does not count.
   void forward_of_others() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
     if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }
-  // The sum is one for the same parameters, in whatever order.
+  // The hash is a sum, so the order of the gradients has no effect.
   void gradient_arrived(std::size_t i) override {
     if (!core_.sync) return;
     const auto number = (core_.number_of(i) + 1) * 0x9e3779b97f4a7c15u;
@@ -70,7 +70,7 @@ class Clock final : public Extension<D> {
   }
   void backward_ended() override {
     compute_end_ = now();
-    if (uses_ == 0) return;  // of a pass of others
+    if (uses_ == 0) return;  // a pass of other ranks
     const auto before = std::exchange(uses_before_, std::exchange(uses_, 0));
     if (data_.iterations > 0 && before != uses_before_) data_.can_set_static_graph = false;
   }
@@ -107,7 +107,7 @@ class Clock final : public Extension<D> {
     if constexpr (requires { core_.ranks.time(); }) return core_.ranks.time();
     return Steady::now();
   }
-  // How long the communicator's calls have taken so far; below 0 where it does not know.
+  // How long the communicator's calls have taken so far; negative if it does not know.
   std::chrono::nanoseconds busy() const {
     if constexpr (requires { core_.ranks.busy(); }) return core_.ranks.busy();
     return {};

@@ -1,5 +1,5 @@
 #pragma once
-/// How gradients are cut into buckets.
+/// Cuts gradients into buckets.
 
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/parallel/ddp/buckets.hpp>
@@ -12,7 +12,7 @@
 namespace chorus::ddp {
 
 /// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
-/// whether a bucket begins there, rather than by size; empty where sizes say it.
+/// whether a bucket begins there. If `begins` is empty, sizes decide.
 template <Device D>
 [[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
                                                    std::span<const char> sends, std::span<const char> begins = {}) {
@@ -33,7 +33,7 @@ template <Device D>
     const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
     const bool full =
         begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
-    const bool gap = bucket.begin + bucket.count != entry.begin;  // one that isn't sent lies between
+    const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter that isn't sent lies between
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
     bucket.parameters.push_back(i);

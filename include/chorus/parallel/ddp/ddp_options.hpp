@@ -15,19 +15,19 @@
 
 namespace chorus {
 
-/// What is done where an averaged gradient has numbers that are infinite, no numbers, or too large to be squared. All
-/// ranks hold the same averages, so all decide the same.
+/// The reaction to averaged gradients that are infinite, NaN or too large to be squared. All ranks hold the same
+/// averages, so all decide the same.
 enum class NonFinite : std::uint8_t {
-  propagate,    ///< nothing
-  throw_error,  ///< every rank throws NonFiniteError, which names parameters, and the ranks from which it came
-  skip_step     ///< every rank forgets this pass's gradients, so that the optimizer's step changes nothing
+  propagate,    ///< no reaction
+  throw_error,  ///< every rank throws NonFiniteError, which names the parameters and the ranks of origin
+  skip_step     ///< every rank drops this pass's gradients, so that the optimizer's step changes nothing
 };
 
-/// What `first_bucket_cap_mb` and `bucket_cap_mb` are where they are not given, in MiB: PyTorch's 1 and 25 for GPUs,
-/// where a collective costs a launch and wants to be large, and the first one shall start early. Ranks on CPUs start
-/// one within microseconds, and what counts is how much is left to send when backward ends, which is at least the last
-/// bucket. But a model whose gradients all fit the first bucket sends them by itself when backward has ended: to wake
-/// another thread on a core that computes costs more than so little data takes.
+/// Defaults of `first_bucket_cap_mb` and `bucket_cap_mb`, in MiB. GPUs: PyTorch's 1 and 25; a collective costs a launch
+/// and should be large, and the first one should start early. CPUs: a collective starts within microseconds, so the
+/// data left to send when backward ends matters most, which is at least the last bucket. A model whose gradients all
+/// fit the first bucket sends them in backward's thread: waking another thread on a busy core costs more than so little
+/// data.
 template <Device D>
 inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 : 1;
 template <Device D>
@@ -36,31 +36,31 @@ inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 struct BucketOptions {
   /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
   double first_bucket_cap_mb = 1;
-  /// Largest size of the others, in MiB. A parameter larger than that has a bucket of its own.
+  /// Largest size of the other buckets, in MiB. A larger parameter has a bucket of its own.
   double bucket_cap_mb = 25;
 
   double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
 };
 
 struct DistributedDataParallelOptions {
-  /// See BucketOptions. They hold from the first step on.
+  /// See BucketOptions. They apply from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
-  /// The axis of the inputs along which their samples lie: 1 for an LSTM's [time, batch, features]. A rank has as many
-  /// as the first input with such an axis.
+  /// The axis of the inputs that holds their samples: 1 for an LSTM's [time, batch, features]. The first input with
+  /// such an axis gives a rank's number of samples.
   int dim = 0;
   /// Send rank 0's buffers to all ranks before each forward pass in training, and in `eval()`.
   bool broadcast_buffers = true;
-  /// Allow parameters that get no gradient in some backward passes, others on each rank. Costs a small collective a
-  /// step.
+  /// Allow parameters that get no gradient in some backward passes, different ones on each rank. Costs a small
+  /// collective per step.
   bool find_unused_parameters = false;
-  /// Every backward pass uses the same parameters, equally often: what the first one has shown is expected of all.
-  /// Allows parameters that some ranks, or all, never use, and such whose gradient comes in several parts (a backward
-  /// pass within backward); what no rank uses is never sent. The first pass sends at its end.
+  /// Every backward pass uses the same parameters, equally often: all passes must match the first. Allows parameters
+  /// that some or all ranks never use, and gradients that arrive in several parts (backward within backward).
+  /// Parameters that no rank uses are never sent. The first pass sends its buckets at its end.
   bool static_graph = false;
-  /// Compare the ranks' models and take rank 0's numbers at construction. Without, the ranks must have them already.
+  /// Compare the ranks' models and take rank 0's parameters and buffers at construction. If false, they must be equal.
   bool init_sync = true;
-  /// Names of parameters and buffers that are each rank's own: never compared, sent or averaged.
+  /// Names of parameters and buffers that each rank owns: never compared, sent or averaged.
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
   NonFinite non_finite = NonFinite::propagate;
 
@@ -70,13 +70,13 @@ struct DistributedDataParallelOptions {
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
 
-  /// Whether that parameter or buffer is each rank's own.
+  /// Whether that parameter or buffer belongs to each rank alone.
   bool ignores(const std::string& name) const {
     const auto& ignored = parameters_and_buffers_to_ignore;
     return std::find(ignored.begin(), ignored.end(), name) != ignored.end();
   }
 
-  /// These options. Throws UsageError for sizes that are none, and for names that the model doesn't have.
+  /// Returns these options. Throws UsageError for invalid sizes and for names that the model doesn't have.
   template <Device D>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
@@ -96,7 +96,7 @@ struct DistributedDataParallelOptions {
     return *this;
   }
 
-  /// All of them, for the comparison of ranks.
+  /// All options as text, for the comparison of ranks.
   template <Device D>
   [[gnu::cold]] std::string describe() const {
     const auto caps = buckets<D>();

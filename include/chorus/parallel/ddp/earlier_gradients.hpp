@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients that earlier passes have left, for which a new one counts otherwise, or not at all.
+/// Gradients of earlier passes, whose weight differs from the new gradient's or that must be kept out of a pass.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -12,9 +12,9 @@
 
 namespace chorus::detail {
 
-/// A rank without samples has no say in the average, but a loss may have terms that need none, such as a penalty of the
-/// weights; and one that has run out of batches has the others' averages. What earlier passes have left is kept,
-/// meanwhile in the host's memory: it happens seldom. Meanwhile parameters may move within the flat buffers.
+/// A rank without samples has weight 0 in the average, but its loss may have terms without samples, such as a weight
+/// penalty; a rank that has run out of batches gets the other ranks' averages. Meanwhile the gradients of earlier
+/// passes are kept in host memory, as this is rare. Parameters may move within the flat buffers in the meantime.
 template <Device D>
 class GradientsAside {
  public:
@@ -27,7 +27,7 @@ class GradientsAside {
       copy_bytes(Cpu{}, kept.gradient->data(), p.where(), p.grad_place(), p.size_bytes());
     }
   }
-  /// As if there were none.
+  /// Like `take`, as if no parameter had a gradient.
   [[gnu::cold]] void take_none(const nn::FlatParameters<D>& flat) {
     kept_.clear();
     for (const auto& entry : flat.entries())
@@ -35,12 +35,12 @@ class GradientsAside {
   }
   void forget() { kept_.clear(); }
   bool any() const { return !kept_.empty(); }
-  /// A gradient has come: it becomes what there was, or zeros where there was none, or a `zero_grad` since then.
+  /// Replaces an arriving gradient by the kept one; by zeros if there was none or `zero_grad` was called since.
   [[gnu::cold]] void put_back(const ParameterOn<D>& parameter) const {
     for (const Kept& kept : kept_)
       if (kept.parameter == &parameter) put_back(kept);
   }
-  /// All parameters have what they had, or none.
+  /// Gives all parameters their kept gradients, or none.
   [[gnu::cold]] void give_back() const {
     for (const Kept& kept : kept_) {
       kept.parameter->set_grad_arrived(kept.gradient.has_value());
@@ -73,16 +73,16 @@ class GradientsAside {
 
 namespace chorus::ddp {
 
-/// Gradients that are added up over several passes, of which each counts by its own global batch: they are kept in the
-/// unit of the last one.
+/// Gradients accumulated over several passes, each weighted by its own global batch: they are kept in units of the last
+/// pass's weight.
 template <Device D>
 class EarlierGradients {
  public:
-  double unit = 1;  ///< what they will be multiplied by
+  double unit = 1;  ///< the weight that they will be multiplied by
 
-  /// A backward pass begins in which this rank counts `weight`. What is there of the entries `i` that are `kept(i)`
-  /// changes to that unit, so that `unit` times it stays the same. To a pass in which this rank has no samples nothing
-  /// is added.
+  /// A backward pass begins in which this rank has weight `weight`. Rescales the gradients of the entries `i` with
+  /// `kept(i)`, so that weight times gradient stays the same. A pass in which this rank has no samples adds nothing to
+  /// them.
   template <class Kept>
   void change_unit(const nn::FlatParameters<D>& flat, double weight, const Kept& kept) {
     aside_.forget();

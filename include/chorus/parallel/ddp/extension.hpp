@@ -1,5 +1,5 @@
 #pragma once
-/// What extends DistributedDataParallel: each option is an extension, which the core calls at a few moments.
+/// Extensions of DistributedDataParallel: each option is one; the core calls it at a few moments.
 
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/ddp/batch_shares.hpp>
@@ -16,7 +16,7 @@
 
 namespace chorus::ddp {
 
-/// The moments of a pass, in their order. Each does nothing unless an extension says otherwise.
+/// The moments of a pass, in their order. By default each does nothing.
 template <Device D>
 class Extension {
  public:
@@ -25,25 +25,25 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
   virtual ~Extension() = default;
 
-  /// Gradients are cut into buckets: by entry, whether each is sent.
+  /// Gradients are being cut into buckets; the argument says by entry whether each is sent.
   virtual void choose(std::span<char>) {}
   virtual void buckets_will_change() {}
   virtual void buckets_changed() {}
 
-  /// A forward pass begins that records gradients. What is said here, all ranks will be told.
+  /// A forward pass that records gradients begins. All ranks receive the changes to its message.
   virtual void forward_begins(ForwardPass&) {}
   virtual void ready_for_forward() {}
   virtual void forward_ended() {}
 
-  /// Ranks know how much each counts in the backward pass that begins, also under no_sync.
+  /// The ranks' weights in the backward pass that begins are known, also under no_sync.
   virtual void weighed() {}
   /// The first gradient of a backward pass has arrived.
   virtual void backward_begins() {}
-  /// The gradient of entry `i` has arrived; under no_sync, too.
+  /// The gradient of entry `i` has arrived, also under no_sync.
   virtual void gradient_arrived(std::size_t /*i*/) {}
   /// Before this rank sends a bucket.
   virtual void bucket_is_full(const Bucket&) {}
-  /// The thread that runs backward turns to communication, or back from it.
+  /// Backward's thread begins (true) or ends (false) communication.
   virtual void communicates(bool) {}
   /// All gradients of this rank have arrived.
   virtual void backward_ended() {}
@@ -52,19 +52,19 @@ class Extension {
   virtual void pass_ended() {}
 };
 
-/// How buckets are added up, where it is not for a hook to say.
+/// How buckets are summed, if not by a hook.
 class BucketSums {
  public:
   virtual ~BucketSums() = default;
-  /// The bucket is full; and later: it shall have what all ranks' have made.
+  /// `start`: the bucket is full. `finish`: replaces it by the sum over all ranks.
   virtual void start(Bucket&) = 0;
   virtual void finish(Bucket&) = 0;
 };
 
-/// What a rank brings to a pass of other ranks, within `join`.
+/// A rank's contribution to a pass of other ranks, within `join`.
 enum class Brings { samples, nothing, accumulated_gradients };
 
-/// What extensions see of the core, and may have it do.
+/// The core's state and functions that extensions use.
 template <Device D, class Communicator>
 class Core {
  public:
@@ -89,19 +89,19 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
-  std::vector<char> begins_bucket = {};  // by entry, where not sizes but a policy says where buckets begin
+  std::vector<char> begins_bucket = {};  // by entry, if a policy and not sizes says where buckets begin
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
   const std::string& name(std::size_t i) const { return flat.entries()[i].named.name; }
-  /// A parameter's number stays when its entry moves.
+  /// A parameter's number stays the same when its entry moves.
   std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
   std::size_t number_of(std::size_t i) const { return number_of_[i]; }
   std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
   DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
   std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
 
-  /// The parameter's gradient counts as there: where backward has left none, and no earlier pass, it is 0.
+  /// Makes the parameter's gradient valid: zeros if neither backward nor an earlier pass has left one.
   void fill(std::size_t i) const {
     auto& p = parameter(i);
     if (!p.grad_arrived()) zero_bytes(p.where(), p.grad_place(), p.size_bytes());
@@ -109,26 +109,26 @@ class Core {
   /// The start of a message to the user.
   [[gnu::cold]] std::string where() const { return cat("DistributedDataParallel: rank ", ranks.rank(), ": "); }
 
-  /// Whether ranks share its gradient, though it may not be sent now.
+  /// Whether ranks share its gradient, even if it is not sent now.
   bool is_shared(std::size_t i) const {
     return buckets.sends(i) || (parameter(i).wants_grad() && !options.ignores(name(i)));
   }
-  /// Those that are shared, and what may lie between: ranks have as many, in the same order. What each rank has of its
-  /// own lies after them.
+  /// The number of entries up to the last shared one: equal on all ranks, in the same order. Each rank's own entries
+  /// lie after them.
   [[gnu::cold]] std::size_t common_entries() const {
     std::size_t common = 0;
     for (std::size_t i = 0; i < entries(); ++i)
       if (is_shared(i)) common = i + 1;
     return common;
   }
-  /// By entry: whether its gradient is sent, as things are now.
+  /// By entry: whether its gradient is sent at present.
   std::span<const char> chosen() {
     chosen_.resize(entries());
     for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
     tell(&Extension<D>::choose, std::span(chosen_));
     return chosen_;
   }
-  /// The names of the gradients that buckets still wait for; what has not come at all counts as 0.
+  /// The names of the gradients that buckets still wait for; gradients that have not come at all become 0.
   [[gnu::cold]] std::string fill_missing() const {
     std::string names;
     for (const Bucket& bucket : buckets.all())
@@ -164,18 +164,18 @@ class Core {
     });
   }
 
-  /// Buckets that are full leave.
+  /// Sends full buckets.
   virtual void send_full() = 0;
-  /// Waits for the buckets that come back next.
+  /// Waits for the next buckets.
   virtual void take_back(std::span<Bucket>) = 0;
-  /// A backward pass without one: of a rank that has none of its own.
+  /// A backward pass on a rank that has none of its own.
   virtual void begin_backward() = 0;
   virtual void finish_backward() = 0;
 
-  /// Calls a moment of all extensions.
+  /// Calls one moment of all extensions.
   template <class... Parameters, class... Arguments>
   void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
-    // By number: a moment may add an extension.
+    // By index: a moment may add an extension.
     for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
   }
   template <class E, class... Arguments>
@@ -186,7 +186,7 @@ class Core {
     return extension;
   }
   void extend(std::unique_ptr<Extension<D>> extension) { extensions_.push_back(std::move(extension)); }
-  /// The extension of a type; null where there is none.
+  /// The extension of type E; null if there is none.
   template <class E>
   E* find() const {
     for (const auto& extension : extensions_)

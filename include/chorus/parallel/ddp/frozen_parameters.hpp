@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters that are frozen or thawed between passes.
+/// Parameters that are frozen or unfrozen between passes.
 
 #include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
@@ -8,13 +8,13 @@
 
 namespace chorus::ddp {
 
-/// Buckets hold what wants gradients. Where that has changed they are cut anew, and ranks compare what they want.
+/// Buckets hold the parameters that want gradients. If that set changes, buckets are cut again and ranks compare it.
 template <Device D, class Communicator>
 class FrozenParameters final : public Extension<D> {
  public:
   explicit FrozenParameters(Core<D, Communicator>& core) : core_(core) {}
 
-  /// Whether buckets had to be cut anew.
+  /// Cuts buckets again if needed; returns whether it did.
   bool fit_buckets() {
     const auto chosen = core_.chosen();
     bool fit = true;

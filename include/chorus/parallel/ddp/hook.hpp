@@ -1,6 +1,6 @@
 #pragma once
-/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. Here: what a hook is
-/// given, and all that it may have.
+/// Communication hooks: types that say how DistributedDataParallel averages a bucket of gradients. This file defines
+/// their arguments and all their possible members.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/device.hpp>
@@ -16,56 +16,56 @@ template <Device D>
 class FlatParameters;
 }  // namespace nn
 
-/// A parameter of a bucket: the place of its first number, its shape, and its name.
+/// A parameter of a bucket: the offset of its first number, its shape and its name.
 struct GradBucketPart {
   std::size_t begin;
   std::span<const Index> shape;
   std::string name;
 };
 
-/// One bucket's gradients. A hook replaces this rank's by what all ranks shall have: sum(weight * gradients) over the
-/// ranks, where the weights are the ranks' shares of the batch, and add up to 1.
+/// One bucket's gradients. A hook replaces this rank's gradients by sum(weight * gradients) over the ranks. The weights
+/// are the ranks' shares of the batch and sum to 1.
 ///
 /// A hook is a class with one function template, which is called in the same order on every rank:
 ///
 ///   comm::Work start(const GradBucket<T, D>&, Communicator&)
-///     when the bucket is full, in the middle of backward.
+///     when the bucket is full, during backward.
 ///
-/// One of several rounds has
+/// A hook with several rounds has
 ///
 ///   std::optional<comm::Work> resume(const GradBucket<T, D>&, Communicator&, int round)
 ///     when the last Work has ended: starts another one (round 0, 1, ...), or leaves the result in the bucket and
 ///     returns nothing
 ///   static constexpr bool several_rounds = true
-///     if it ever starts more work there.
+///     if `resume` ever starts more work.
 ///
-/// State is the hook's own: one hook belongs to one net. One that keeps something from step to step may have
+/// A hook's state is its own: one hook belongs to one net. A hook with state may have
 ///
 ///   void reset()
-///     buckets change: what belongs to a bucket's index is no good any more
+///     buckets change: state by bucket index is invalid
 ///   void remembered(const GradBucket<T, D>&, bool make, const auto& visit)
-///     calls visit(what, part, shape, device, numbers) for all that it keeps of a part, in numbers of type T, as
-///     `rest`, what has not been sent yet. Where the bucket has no state so far, there is nothing, unless it is to
-///     `make` one. It goes with the parameters to other buckets, and into checkpoints
+///     calls visit(what, part, shape, device, numbers) for each state of a part, numbers of type T, for example `rest`,
+///     the residual of error feedback. If the bucket has no state yet, creates it if `make`, else visits nothing. This
+///     state follows parameters to other buckets and into checkpoints
 ///   static constexpr std::string_view kept_as; std::array<double, N> kept() const; void keep(const array&);
 ///   static bool can_keep(const array&)
-///     the numbers that it counts, each rank's own, for checkpoints: their name there, the numbers, back from a file,
-///     and whether a file's make sense.
+///     each rank's own counters, for checkpoints: their name there, their values, restore, and whether values from a
+///     file are valid.
 ///
-/// One that lets ranks differ may have
+/// A hook that lets ranks differ may have
 ///
 ///   static constexpr bool own_gradients = true
-///     it may leave each rank its own gradients
+///     it may leave unaveraged gradients on each rank
 ///   bool averages() const
-///     whether it will average this step's gradients: those that it won't are not weighed
+///     whether it will average this step's gradients: others get no weights
 ///   void after_backward(); void before_forward(flat parameters, communicator, shared)
-///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share that one
+///     around the optimizer's step, for methods that average parameters; `shared(name)`: whether ranks share it
 ///   void synchronise(flat parameters, communicator)
-///     in `eval()`: all ranks shall have the same parameters
+///     in `eval()`: gives all ranks the same parameters
 ///   bool ranks_differ() const; detail::LocalSteps stepped
-///     for checkpoints: whether ranks have parameters and optimizers of their own, and which
+///     for checkpoints: whether ranks have different parameters and optimizer states, and which
 ///   static constexpr bool in_parts = true
-///     it leaves each rank the average of its own part of each bucket alone: see ReduceScatter.
+///     it gives each rank the average of its own part of each bucket only: see ReduceScatter.
 template <class T, Device D>
 struct GradBucket {
   std::size_t index;  ///< in the order in which buckets are sent
@@ -73,18 +73,18 @@ struct GradBucket {
   std::span<T> gradients;
   double weight;
   std::span<const GradBucketPart> parts;
-  bool last;  ///< no other bucket is still to be filled: there is nothing left for backward to do meanwhile
+  bool last;  ///< no other bucket is still to be filled: backward has no work left to overlap
 };
 
 namespace ddp {
 
-// What few programs need, whose headers bring it.
+// Rarely used; their headers define them.
 template <Device D, class Communicator>
 class GradientParts;  // needs #include <chorus/parallel/ddp/parts.hpp>
 template <Device D, class Communicator>
 class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.hpp>
 
-/// What a hook has of all that: the one place that looks.
+/// Which of these members a hook has.
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
   using View = GradBucket<double, D>;

@@ -9,7 +9,7 @@
 
 namespace chorus::ddp {
 
-/// Calls `f(bucket as hooks see it)`.
+/// Calls `f` with the bucket's GradBucket.
 template <Device D, class Communicator, class F>
 void as_hooks_see(const Core<D, Communicator>& core, const Bucket& bucket, const F& f) {
   with_type(core.dtype(bucket), core.gradients(bucket), [&]<class T>(T* gradients) {
@@ -27,7 +27,7 @@ struct HookCalls {
     if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
-  /// Waits for buckets, and for whatever the hook sends after them: for all of them at a time.
+  /// Waits for buckets, and for the hook's later rounds, round by round for all buckets.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
     if (core.sums) {
       for (Bucket& bucket : buckets) core.sums->finish(bucket);

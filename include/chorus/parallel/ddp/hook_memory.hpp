@@ -1,5 +1,5 @@
 #pragma once
-/// What a communication hook remembers of each parameter, whatever bucket it is in.
+/// A communication hook's state per parameter, independent of buckets.
 
 #include <algorithm>
 #include <chorus/kernels/copy.hpp>
@@ -15,8 +15,8 @@
 
 namespace chorus::ddp {
 
-/// Carries a hook's memory over from old buckets to new ones, and in and out of checkpoints. What belongs to parameters
-/// that are in no bucket now, being frozen or at rest, waits on the host.
+/// Carries a hook's state from old buckets to new ones, and in and out of checkpoints. State of parameters that are in
+/// no bucket now (frozen or unused) is kept on the host.
 template <Device D, class Hook, class Communicator>
 class HookMemory final : public ParameterMemory<D> {
   using Traits = HookTraits<Hook, D, Communicator>;
@@ -49,7 +49,7 @@ class HookMemory final : public ParameterMemory<D> {
       if (std::any_of(known.begin(), known.end(),
                       [&](const auto& one) { return key_of(one.name).what == key_of(tensor.name).what; }))
         copies[key_of(tensor.name)] = copy_of(tensor);
-    aside_ = std::move(copies);  // only now: `tensors` may be what was there
+    aside_ = std::move(copies);  // last: `tensors` may point into the old ones
     forget_buckets();
     restore();
   }
@@ -84,7 +84,7 @@ class HookMemory final : public ParameterMemory<D> {
     return {name.substr(dot + 1), name.substr(0, dot)};
   }
 
-  // Calls `visit(what, part, shape, device, numbers)` for what is in the buckets, or, where `make(bucket)`, could be.
+  // Calls `visit(what, part, shape, device, numbers)` for the buckets' state; creates it if `make(bucket)`.
   template <class Make, class Visit>
   void for_each(const Make& make, const Visit& visit) {
     if constexpr (Traits::remembers_parameters)
@@ -113,7 +113,7 @@ class HookMemory final : public ParameterMemory<D> {
   void forget_buckets() {
     if constexpr (Traits::resets) hook_.reset();
   }
-  // Moves what is aside into the buckets that it belongs to.
+  // Moves the state kept aside into the buckets of its parameters.
   void restore() {
     if (aside_.empty()) return;
     const auto any_aside = [&](const auto& bucket) {

@@ -8,12 +8,12 @@
 
 namespace chorus::ddp {
 
-/// Some gradients are each rank's own. What is not sent lies at the end of the flat buffers, for there ranks may have
-/// parameters of their own, of any size.
+/// Some gradients belong to each rank alone. Parameters that are not sent lie at the end of the flat buffers, because
+/// each rank may have different ones, of any size.
 template <Device D, class Communicator>
 class IgnoredParameters final : public Extension<D> {
  public:
-  /// The first extension: numbers are given out in the order that it makes.
+  /// Must be the first extension: numbers follow the order that it makes.
   [[gnu::cold]] explicit IgnoredParameters(Core<D, Communicator>& core) : core_(core) {
     const auto place = [&](std::size_t i) {
       if (core.options.ignores(core.name(i))) return 2;

@@ -1,5 +1,5 @@
 #pragma once
-/// The order of the buckets, as the first backward pass shows it.
+/// The order of the buckets, learned in the first backward pass.
 
 #include <algorithm>
 #include <chorus/parallel/ddp/extension.hpp>
@@ -11,9 +11,9 @@
 
 namespace chorus::ddp {
 
-/// After the first backward pass gradients are laid out in the order in which they arrived on rank 0, so that buckets
-/// fill front to back. The optimizer has not stepped yet, so nothing else knows the old places. Where each rank may use
-/// other parameters there is no such order.
+/// After the first backward pass gradients are laid out in their order of arrival on rank 0, so that buckets fill front
+/// to back. The optimizer has not stepped yet, so no state depends on the old layout. If each rank may use different
+/// parameters, there is no such order.
 template <Device D, class Communicator>
 class LearnedOrder final : public Extension<D> {
  public:
@@ -23,7 +23,7 @@ class LearnedOrder final : public Extension<D> {
   explicit LearnedOrder(Core<D, Communicator>& core) : core_(core) {}
 
   bool learned() const { return learned_; }
-  /// The buffers are laid out as a pass has shown before: in the run that a checkpoint is from.
+  /// A pass has settled the layout of the buffers before: in the run that wrote the checkpoint.
   void set_learned(bool learned) { learned_ = learned; }
 
   void backward_begins() override { arrivals_.clear(); }
@@ -39,7 +39,7 @@ class LearnedOrder final : public Extension<D> {
   }
 
  private:
-  // Those that are not sent stand at the end.
+  // Parameters that are not sent stand at the end.
   [[gnu::cold]] std::vector<std::size_t> agree() {
     std::vector<std::int64_t> order;
     std::vector<char> placed(core_.entries());
@@ -49,14 +49,14 @@ class LearnedOrder final : public Extension<D> {
     };
     for (const std::size_t i : last_arrivals()) add(i);
     for (std::size_t i = 0; i < placed.size(); ++i) add(i);
-    // Of rank 0 as long as that has batches.
+    // Rank 0's order; the order of the first rank with batches once rank 0 has none.
     if (core_.ranks.size() > 1) core_.ranks.broadcast(std::span(order), std::max(0, core_.shares.first_active()), {});
     std::vector<std::size_t> entries(order.begin(), order.end());
     for (std::size_t i = 0; i < placed.size(); ++i)
       if (!core_.buckets.sends(i)) entries.push_back(i);
     return entries;
   }
-  // In a static graph a gradient may arrive in several parts: the last one completes it.
+  // In a static graph a gradient may arrive in several parts: the last part completes it.
   std::vector<std::size_t> last_arrivals() const {
     std::vector<std::size_t> order;
     for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i)

@@ -1,5 +1,5 @@
 #pragma once
-/// Option `non_finite`: what is done about gradients that are not finite.
+/// Option `non_finite`: the reaction to gradients that are not finite.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
@@ -15,17 +15,17 @@
 
 namespace chorus::ddp {
 
-/// Looks at the averages: all ranks come to the same verdict, and all throw, or all forget the pass.
+/// Checks the averages: all ranks decide the same, and all throw or all drop the pass.
 template <Device D, class Communicator>
 class NonFiniteGradients final : public Extension<D> {
  public:
-  /// `ranks_differ`: the hook may leave each rank averages of its own.
+  /// `ranks_differ`: the hook may leave different averages on each rank.
   NonFiniteGradients(Core<D, Communicator>& core, bool ranks_differ) : core_(core), ranks_differ_(ranks_differ) {}
 
   std::int64_t skipped_steps() const { return skipped_; }
 
   void backward_begins() override { own_ = none; }
-  // Of which rank a bad average comes is known before it is averaged.
+  // The rank that a bad average comes from can only be found before averaging.
   void bucket_is_full(const Bucket& bucket) override {
     if (core_.options.non_finite == NonFinite::throw_error && own_ == none && core_.weight != 0)
       own_ = first_in(bucket);
@@ -36,7 +36,7 @@ class NonFiniteGradients final : public Extension<D> {
       if (first = first_in(bucket); first != none) break;
     if (ranks_differ_) core_.ranks.all_reduce(std::span(&first, 1), comm::ReduceOp::min, {});
     if (first == none) return;
-    core_.in_backward = false;  // nothing is under way
+    core_.in_backward = false;  // no bucket is being sent
     if (core_.options.non_finite == NonFinite::throw_error) raise(first);
     ++skipped_;
     for (std::size_t i = 0; i < core_.entries(); ++i) core_.parameter(i).set_grad_arrived(false);
@@ -68,7 +68,7 @@ class NonFiniteGradients final : public Extension<D> {
 
   Core<D, Communicator>& core_;
   const bool ranks_differ_;
-  std::uint64_t own_ = none;  // the first entry that was bad on this rank
+  std::uint64_t own_ = none;  // the first non-finite entry of this rank
   std::int64_t skipped_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What checkpoints, scalers and other extensions of DistributedDataParallel see of a hook's memory.
+/// A communication hook's state per parameter, as checkpoints, scalers and other extensions see it.
 
 #include <chorus/optim/state_tensor.hpp>
 #include <chorus/parallel/ddp/extension.hpp>
@@ -8,19 +8,19 @@
 
 namespace chorus::ddp {
 
-/// See HookMemory.
+/// HookMemory implements it.
 template <Device D>
 class ParameterMemory : public Extension<D> {
  public:
-  /// What is remembered of a parameter that is in no bucket, and never will be again.
+  /// Drops the state of a parameter that is in no bucket and never will be again.
   virtual void forget(const std::string& parameter) = 0;
-  /// All of it, as `rest.conv1.weight`: the same names on all ranks, with each rank's own numbers. `full`: made where
-  /// there is none so far.
+  /// The whole state, under names such as `rest.conv1.weight`: the same names on all ranks, each rank's own values.
+  /// `full`: also creates missing state.
   virtual std::vector<optim::StateTensor> state(bool full) = 0;
-  /// Takes copies of `tensors`, such as those that `state` gives, instead of all that was there. What is unlike
-  /// anything that the hook remembers is left out.
+  /// Replaces the state by copies of `tensors`, such as those from `state`. Tensors of a kind that the hook doesn't
+  /// keep are ignored.
   virtual void replace(const std::vector<optim::StateTensor>& tensors) = 0;
-  /// Multiplies what has not been sent yet.
+  /// Multiplies the residual that has not been sent yet.
   virtual void scale_rest(double factor) = 0;
 };
 

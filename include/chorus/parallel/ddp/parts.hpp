@@ -1,5 +1,5 @@
 #pragma once
-/// Hooks after which each rank has the averages of its own part of each bucket alone.
+/// Hooks that give each rank the averages of its own part of each bucket only.
 
 #include <algorithm>
 #include <chorus/parallel/ddp/all_reduce.hpp>
@@ -16,14 +16,14 @@ namespace chorus::ddp {
 struct Elements {
   std::size_t begin, end;
 };
-/// Rank `rank`'s part of a bucket of `count` elements: the n-th one of n equal parts; the last rank's has what is left
-/// over, too.
+/// Rank `rank`'s part of a bucket of `count` elements: one of `ranks` equal parts in order; the last rank also gets the
+/// remainder.
 constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
   const std::size_t each = count / ranks;
   return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
 }
 
-/// What becomes of a backward pass's gradients: what the hook does; whole averages, where parts are not enough.
+/// How a pass's gradients are averaged: by the hook, or as whole averages if parts don't suffice.
 enum class Averaging { by_hook, whole };
 
 template <Device D, class Hook, class Communicator>
@@ -43,9 +43,9 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   }
 };
 
-/// Keeps such gradients out of sight: after a backward pass their parameters have none, and who asks for them is told,
-/// so that nobody takes the rest, which is this rank's own, for an average. An optimizer that knows which part is its
-/// own sees them for a while.
+/// Hides gradients averaged in parts: after backward their parameters have no gradient, and reading one is an error, so
+/// that no code takes the rest, this rank's own gradients, for an average. An optimizer that knows this rank's part
+/// sees them while it steps.
 template <Device D, class Communicator>
 class GradientParts final : public Extension<D> {
  public:
@@ -61,7 +61,7 @@ class GradientParts final : public Extension<D> {
     const bool places_change = order != nullptr && !order->learned();  // after this pass
     averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
   }
-  // Hides them.
+  // Hides the gradients.
   void pass_ended() override {
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
@@ -78,7 +78,7 @@ class GradientParts final : public Extension<D> {
     } scope(*this);
     f();
   }
-  /// They have been used.
+  /// The gradients have been used.
   void forget() {
     for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
     hidden_.clear();
@@ -86,7 +86,7 @@ class GradientParts final : public Extension<D> {
   }
 
  private:
-  // What `what` says would lose them.
+  // Throws if `what` would lose gradients that no step has used.
   void refuse_if_waiting(const char* what) const {
     check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
                       " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "

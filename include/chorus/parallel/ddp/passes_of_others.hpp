@@ -1,5 +1,5 @@
 #pragma once
-/// `join`: passes of other ranks, of a rank that has run out of batches.
+/// `join`: how a rank that has run out of batches takes part in passes of other ranks.
 
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/clock.hpp>
@@ -11,8 +11,8 @@
 
 namespace chorus::ddp {
 
-/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has the gradients that it
-/// had before.
+/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has its own gradients
+/// again.
 template <Device D, class Communicator>
 class PassesOfOthers final : public Extension<D> {
  public:
@@ -24,8 +24,8 @@ class PassesOfOthers final : public Extension<D> {
     own_.forget();
   }
 
-  /// Takes part in a pass, once ranks know each other's samples, with what this rank has added up under no_sync, else
-  /// with zeros.
+  /// Takes part in a pass after ranks have exchanged their numbers of samples: with the gradients accumulated under
+  /// no_sync if there are any, else with zeros.
   [[gnu::cold]] JoinedPass take_part() {
     const struct Scope {
       Brings& brings;
@@ -40,7 +40,7 @@ class PassesOfOthers final : public Extension<D> {
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {
       core_.brings = Brings::accumulated_gradients;
-      own_.take_none(core_.flat);  // they are sent now
+      own_.take_none(core_.flat);  // they are sent in this pass
     }
     core_.template find<Clock<D, Communicator>>()->forward_of_others();
     core_.begin_backward();

@@ -1,5 +1,5 @@
 #pragma once
-/// What DistributedDataParallel's options need of it, and what they give to users: around the core, not in it.
+/// State and user functions for DistributedDataParallel's options: around the core, not in it.
 
 #include <chorus/parallel/ddp/accumulation.hpp>
 #include <chorus/parallel/ddp/all_reduce.hpp>
@@ -47,15 +47,15 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     for (const Bucket& bucket : this->buckets.all()) sizes.push_back(this->bytes(bucket));
     return sizes;
   }
-  /// Where the time of this rank's iterations goes.
+  /// Times of the parts of this rank's iterations.
   const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
   void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
-  /// Backward passes whose gradients NonFinite::skip_step has thrown away.
+  /// The number of backward passes whose gradients NonFinite::skip_step dropped.
   std::int64_t skipped_steps() const {
     const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
     return judge == nullptr ? 0 : judge->skipped_steps();
   }
-  /// Adds an extension of your own, which is called after the others at each moment: see ddp::Extension.
+  /// Adds a user's extension, which is called after the others at each moment: see ddp::Extension.
   void extend(std::unique_ptr<Extension<D>> extension) { Core::extend(std::move(extension)); }
 
  protected:
@@ -64,7 +64,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
       : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
         Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
         calls_{std::move(hook)} {}
-  /// Makes all that options need, when the net has been made.
+  /// Creates the extensions for the options, after the net's construction.
   [[gnu::cold]] void install() {
     const auto& options = Core::options;
     this->sums = this->bucket_sums(core(), std::is_same_v<Hook, AllReduce>);
@@ -81,12 +81,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
                           {.zero_grad = !this->whole_passes_, .contents = !Traits::ranks_may_differ});
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
-  /// Hooks may still have memory under way.
+  /// Ends communication that still uses memory of the hook.
   [[gnu::noinline]] ~PolicyWithOptions() {
     for (Bucket& bucket : this->buckets.all()) bucket.work = {};
   }
 
-  /// Compares the ranks' models, and takes rank 0's numbers.
+  /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
     this->check_same(Core::options.template describe<D>(), is_shared());
     take_state(0);
@@ -95,17 +95,17 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     this->broadcast_parameters(root, is_shared());
     this->broadcast_buffers(root);
   }
-  /// Whether ranks share the parameter or buffer of a name, as a function.
+  /// A function of a name: whether ranks share that parameter or buffer.
   auto is_shared() const {
     return [&options = Core::options](const std::string& wanted) { return !options.ignores(wanted); };
   }
-  /// Gradients will be added up over several passes.
+  /// Gradients will be accumulated over several passes.
   NoSync accumulate() {
     if (!this->whole_passes_ && this->template find<Accumulation<D, Communicator>>() == nullptr)
       add<Accumulation>([this] { return Traits::averages(calls_.hook); });
     return this->scope_without(this->sync);
   }
-  /// A rank's memory that the communicator reaches without a copy, where it has such.
+  /// Allocates memory that peers can read without a copy, if the communicator offers it.
   typename nn::FlatParameters<D>::Allocate own_memory() const {
     if constexpr (std::is_same_v<D, Cpu> && requires(Communicator & c) { c.allocate(0); })
       return [&communicator = this->communicator_](std::size_t bytes) { return communicator.allocate(bytes); };
@@ -134,7 +134,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
   }
   Core& core() { return *this; }
-  /// Under a hook that lets ranks have different parameters they take the average.
+  /// Averages parameters under a hook that lets ranks have different ones.
   void bring_together() override {
     if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
     if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
@@ -148,7 +148,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   PassesOfOthers<D, Communicator>* passes_of_others() const {
     return this->template find<PassesOfOthers<D, Communicator>>();
   }
-  // At each moment they are called in this order. Others are added by the calls that need them.
+  // The order of the calls at each moment. Functions that need other extensions add them later.
   [[gnu::cold]] void install_extensions() {
     const auto& options = Core::options;
     if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();

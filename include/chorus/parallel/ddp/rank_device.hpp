@@ -1,5 +1,5 @@
 #pragma once
-/// Which device a rank of a distributed policy computes on, and over what it talks to the others from there.
+/// The device of a distributed policy's rank, and its communicator.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/nn/copy_of.hpp>
@@ -13,7 +13,7 @@
 
 namespace chorus::detail {
 
-/// On the CPU: the virtual device that the run names, or wherever the model is, over the run's own communicator.
+/// CPU: the virtual device that the run names, or the model's device, and the run's own communicator.
 template <Device D>
 class RankDevice {
  public:
@@ -31,8 +31,8 @@ class RankDevice {
 };
 
 #if CHORUS_USE_NCCL
-/// On GPUs: the one that the run names, or whose number is the rank's among the ranks of its machine, over NCCL. Where
-/// there are more ranks than GPUs they share them (see comm::share_gpu), which is for tests.
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. If there are more ranks
+/// than GPUs, ranks share them (see comm::share_gpu), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:

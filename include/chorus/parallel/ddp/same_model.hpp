@@ -1,5 +1,5 @@
 #pragma once
-/// The check that all ranks built the same model, before any number is sent; then rank 0's numbers for all.
+/// Checks that all ranks built the same model, before any parameter is sent; then gives all ranks rank 0's values.
 
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/random.hpp>
@@ -14,8 +14,8 @@
 
 namespace chorus::detail {
 
-/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. Of a deferred
-/// model also what all ranks draw its numbers from.
+/// One line for each parameter and buffer whose name `counts` accepts: `conv1.weight F32 [6, 3, 5, 5]`. For a deferred
+/// model also the seed of its initial values.
 template <Device D, class Counts>
 [[gnu::cold]] std::string model_description(nn::Module& model, const Counts& counts) {
   std::string text;
@@ -29,7 +29,7 @@ template <Device D, class Counts>
   return text;
 }
 
-/// The first line in which two descriptions differ, of each; "nothing" where one has ended.
+/// The first pair of lines in which two descriptions differ; "nothing" for one that has ended.
 [[gnu::cold]] inline std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
   const auto line = [](std::string_view& text) {
     const auto end = text.find('\n');
@@ -43,7 +43,7 @@ template <Device D, class Counts>
   }
 }
 
-/// Throws the same UsageError on every rank where a rank's description is not rank 0's.
+/// Throws the same UsageError on every rank if the description of a rank differs from rank 0's.
 template <class Communicator>
 [[gnu::cold]] void check_same_description(Communicator& communicator, std::string_view policy, const std::string& own) {
   const auto all = comm::all_gather_object(communicator, own);
@@ -54,7 +54,7 @@ template <class Communicator>
   }
 }
 
-/// Makes rank 0's parameters and buffers all ranks', but for promised ones, which all ranks draw alike. A collective.
+/// Gives all ranks rank 0's parameters and buffers, except promised ones, which all ranks draw alike. A collective.
 template <Device D, class Communicator>
 [[gnu::cold]] void take_rank_0s(nn::Module& model, Communicator& communicator) {
   if (communicator.size() == 1) return;

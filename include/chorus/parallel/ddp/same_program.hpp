@@ -1,6 +1,6 @@
 #pragma once
-/// Ranks run one program: what each has done with the net since they compared last is the same on all, or is refused on
-/// all, before a gradient is used.
+/// Ranks run the same program: their calls on the net since the last comparison are compared, and a difference is an
+/// error on all ranks before a gradient is used.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/ledger.hpp>
@@ -16,42 +16,42 @@
 
 namespace chorus::ddp {
 
-/// What a rank says of its program.
+/// A rank's message about its program.
 struct Said {
   std::int64_t batch = 0;              ///< see Ledger
   double lr = 0;                       ///< of the last step
-  std::uint64_t numbers = 0;           ///< a hash of what all steps went by
-  std::int32_t passes = 0, steps = 0;  ///< since ranks compared last
-  std::int32_t most_steps = 0;         ///< of one optimizer
+  std::uint64_t numbers = 0;           ///< a hash of the numbers that all steps used
+  std::int32_t passes = 0, steps = 0;  ///< since the last comparison
+  std::int32_t most_steps = 0;         ///< the largest number of one optimizer's
   std::int32_t optimizers = 0;
   std::int32_t parameters_written = 0, buffers_written = 0;  ///< calls of `assign` and the like
   bool found_writes = false;                                 ///< through a pointer
   bool forgot = false;                                       ///< gradients, by zero_grad
-  bool compares = true;                                      ///< else it may be anything
-  bool together = false;                                     ///< in no pass, but in eval(), gathered or the like
+  bool compares = true;                                      ///< false: differences are allowed
+  bool together = false;                                     ///< not in a pass, but in eval(), gathered() or the like
 };
 
-/// What ranks ask of it.
+/// The interface that ranks' comparisons use.
 class Program {
  public:
   virtual Said say() = 0;
-  /// Throws UsageError, on every rank, where they differ. `all`: by rank. A collective where they do.
+  /// Throws UsageError on every rank if ranks differ. `all`: by rank. A collective if they differ.
   virtual void compare(std::span<const Said> all) = 0;
 
  protected:
   ~Program() = default;
 };
 
-/// What the ranks of a policy have alike.
+/// Which facts are equal on all ranks of a policy.
 struct Alike {
-  bool steps = true;           ///< optimizers step on each
-  bool zero_grad = true;       ///< nobody but the program forgets gradients
-  bool all_parameters = true;  ///< each has all, so that there are as many optimizers
-  bool contents = false;       ///< they have the same numbers, which can be looked at
-  bool rank_0_writes = false;  ///< what rank 0 alone writes becomes all ranks'
+  bool steps = true;           ///< optimizers step on each rank
+  bool zero_grad = true;       ///< only the program drops gradients
+  bool all_parameters = true;  ///< each rank has all parameters, hence as many optimizers
+  bool contents = false;       ///< values are equal, so they can be compared
+  bool rank_0_writes = false;  ///< ranks take what rank 0 alone writes
 };
 
-/// One rank's side of it. Parameters and buffers are those that ranks share; of a pipeline, those of all stages.
+/// One rank's record. Parameters and buffers are those that ranks share; in a pipeline, those of all stages.
 template <Device D, class Communicator>
 class SameProgram final : public Program {
  public:
@@ -60,19 +60,19 @@ class SameProgram final : public Program {
 
   SameProgram(std::string_view policy, Communicator& communicator) : policy_(policy), communicator_(communicator) {}
 
-  /// From now on the net's optimizers and loaders are heard of.
+  /// Starts recording the net's optimizers and loaders.
   [[gnu::cold]] void listen(Parameters parameters, Buffers buffers, const Alike& alike);
   Alike& alike() { return alike_; }
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   void let_ranks_differ() { compares_ = false; }
-  /// Ranks have made different numbers of steps, as they may in a join.
+  /// Allows different numbers of steps on the ranks, as in a join.
   void forget(bool uneven) {
     ledger_->begin_anew();
     ledger_->uneven = ledger_->uneven || uneven;
     writes_ = count();
   }
 
-  /// A whole number below 2^20, the same on ranks whose optimizers have made the same steps since they compared last.
+  /// A whole number below 2^20, equal on ranks whose optimizers have made the same steps since the last comparison.
   double mark() const {
     if (!compares_ || !alike_.steps || !alike_.all_parameters) return 0;
     std::uint64_t all = 0;
@@ -83,14 +83,14 @@ class SameProgram final : public Program {
   Said say() override;
   void compare(std::span<const Said> all) override;
 
-  /// A comparison by itself: all ranks begin a pass, or are `together` in something else.
+  /// A separate comparison: all ranks begin a pass, or are `together` in another call.
   void compare_now(bool together);
 
  private:
   struct Writes {
     std::uint64_t parameters = 0, buffers = 0, found = 0, forgotten = 0;
   };
-  // The numbers of parameters that somebody has a pointer to are looked at.
+  // Parameters to which the program holds pointers are checked for changes.
   Writes count() const;
 
   bool same_as(const Said& a, const Said& b) const;
@@ -104,7 +104,7 @@ class SameProgram final : public Program {
   [[gnu::cold]] void compare_steps(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
   [[gnu::cold]] void compare_writes(const Said& said, std::size_t rank, const Said& first, std::size_t one) const;
 
-  // Whether the numbers are the same on all ranks, that have been written or may have been.
+  // Compares the values that have been written or may have been.
   [[gnu::cold]] void compare_contents(std::span<const Said> all);
 
   const std::string_view policy_;
@@ -113,7 +113,7 @@ class SameProgram final : public Program {
   Buffers buffers_;
   Alike alike_;
   std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
-  Writes writes_;  // when ranks compared last
+  Writes writes_;  // at the last comparison
   bool compares_ = true;
   std::vector<Said> all_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// How ranks compare their programs, and what they say where these differ.
+/// How ranks compare their programs, and the messages about differences.
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
@@ -22,7 +22,7 @@ std::string SameProgram<D, Communicator>::place(std::int64_t batch) {
 
 template <Device D, class Communicator>
 std::uint64_t SameProgram<D, Communicator>::fingerprint(const ParameterOn<D>& parameter) {
-  if (parameter.part() != nullptr) return 0;  // each rank has its own
+  if (parameter.part() != nullptr) return 0;  // each rank has its own part
   if constexpr (std::is_same_v<D, Cpu>) {
     return chorus::Writes::fingerprint(parameter.memory(), parameter.size_bytes());
   } else {
@@ -156,7 +156,7 @@ void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::compare_steps(const Said& said, std::size_t rank, const Said& first,
                                                  std::size_t one) const {
-  // Of a part of the parameters some optimizers may have none.
+  // On a rank with a part of the parameters some optimizers may be missing.
   const bool comparable = alike_.all_parameters || said.optimizers == first.optimizers;
   const std::int32_t own = comparable ? said.steps : said.most_steps;
   const std::int32_t other = comparable ? first.steps : first.most_steps;

@@ -1,5 +1,5 @@
 #pragma once
-/// Several nets whose backward passes, or whose operators, send over one communicator at the same time.
+/// Several nets whose backward passes or operators communicate at the same time over one communicator.
 
 #include <algorithm>
 #include <chorus/parallel/ddp/extension.hpp>
@@ -8,10 +8,10 @@
 
 namespace chorus::ddp {
 
-/// A net's turn among the backward passes of this thread. As long as buckets fill at the same time on all ranks, so do
-/// those of several nets. Where ranks may use different parameters of one of them, nets would send in another order on
-/// each rank, and take each other's gradients for their own: there the one that begins later sends at its end, which
-/// comes after the first one's. So does a net whose operators have collectives of their own.
+/// A net's turn among the backward passes of this thread. If buckets fill at the same time on all ranks, so do those of
+/// several nets, and all ranks send in one order. If ranks may use different parameters of a net, each rank would send
+/// in another order and mix up the nets' gradients: then the net that begins later sends at its end, which comes after
+/// the first net's. A net whose operators have collectives does so, too.
 class SendingOrder {
  public:
   SendingOrder() = default;
@@ -19,7 +19,7 @@ class SendingOrder {
   SendingOrder& operator=(const SendingOrder&) = delete;
   ~SendingOrder() { end(); }
 
-  /// `varies`: what this net uses may differ from rank to rank. `operators_send`: its operators, in this pass.
+  /// `varies`: ranks may use different parameters. `operators_send`: its operators have collectives in this pass.
   void begin(const void* communicator, bool varies, bool operators_send) {
     end();
     auto& others = under_way();
@@ -34,7 +34,7 @@ class SendingOrder {
   void end() {
     std::erase_if(under_way(), [this](const auto& known) { return known.expired() || known.lock() == own_; });
   }
-  /// Whether buckets may not leave before the end.
+  /// Whether buckets must stay until the end of backward.
   bool waits() const { return waits_; }
 
  private:
@@ -42,7 +42,7 @@ class SendingOrder {
     const void* communicator = nullptr;
     bool varies = false;
   };
-  // A net whose pass broke off may be destroyed by another thread.
+  // A weak pointer, because a net whose pass broke off may be destroyed by another thread.
   static std::vector<std::weak_ptr<const Pass>>& under_way() {
     thread_local std::vector<std::weak_ptr<const Pass>> all;
     return all;
@@ -55,7 +55,7 @@ class SendingOrder {
 template <Device D, class Communicator>
 class SeveralNets final : public Extension<D> {
  public:
-  /// `operators_send`: whether operators of the model have collectives in backward, which is known after forward.
+  /// `operators_send`: whether the model's operators have collectives in backward; known after forward.
   SeveralNets(Core<D, Communicator>& core, const bool& operators_send) : core_(core), operators_send_(operators_send) {}
 
   void backward_begins() override {

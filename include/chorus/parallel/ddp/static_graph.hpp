@@ -10,8 +10,8 @@
 
 namespace chorus::ddp {
 
-/// The first pass sends at its end, when ranks tell each other what they have used, and how often. From then on what no
-/// rank uses is not sent, and a gradient is complete with the last of its parts.
+/// The first pass sends at its end, after ranks have exchanged which parameters they used, and how often. From then on
+/// unused parameters are not sent, and a gradient is complete with the last of its parts.
 template <Device D, class Communicator>
 class StaticGraph final : public Extension<D> {
  public:
@@ -32,7 +32,7 @@ class StaticGraph final : public Extension<D> {
       core_.buckets.hold();
     }
     for (std::size_t i = 0; i < core_.entries() && known(); ++i)
-      if (core_.buckets.sends(i) && uses(i).here == 0) core_.fill(i);  // used by other ranks alone
+      if (core_.buckets.sends(i) && uses(i).here == 0) core_.fill(i);  // used by other ranks only
   }
   void gradient_arrived(std::size_t i) override {
     if (!core_.sync) return;
@@ -53,7 +53,7 @@ class StaticGraph final : public Extension<D> {
  private:
   struct Uses {
     int here = 0;           // how often the gradient arrives on this rank
-    bool anywhere = false;  // whether it does on any
+    bool anywhere = false;  // whether it arrives on any rank
   };
   bool known() const { return !uses_.empty(); }
   const Uses& uses(std::size_t i) const { return uses_[core_.number_of(i)]; }
@@ -63,7 +63,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
     core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
-    const bool uses_nothing = core_.brings != Brings::samples;  // it will, when it has samples
+    const bool uses_nothing = core_.brings != Brings::samples;  // it will, with samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const auto number = core_.number_of(i);
       uses[number] = {uses_nothing ? anywhere[i] : arrivals_[number], !core_.buckets.sends(i) || anywhere[i] != 0};

@@ -1,5 +1,5 @@
 #pragma once
-/// An optimizer that steps each parameter in the middle of backward, as soon as its average is there (FusedOptimizer).
+/// An optimizer that steps each parameter during backward, as soon as its average arrives (FusedOptimizer).
 
 #include <chorus/parallel/ddp/extension.hpp>
 #include <cstddef>
@@ -12,11 +12,11 @@ namespace chorus::ddp {
 template <Device D, class Communicator>
 class StepInBackward final : public Extension<D> {
  public:
-  /// `at_the_end`: parameters may be left out, or a hook starts more work when a bucket comes back: all ranks have to
-  /// call in one order.
+  /// `at_the_end`: steps after backward, because parameters may be unused or a hook communicates again after a bucket
+  /// returns: all ranks must make these calls in one order.
   StepInBackward(Core<D, Communicator>& core, bool at_the_end) : core_(core), at_the_end_(at_the_end) {}
 
-  /// Throws UsageError where another optimizer steps.
+  /// Throws UsageError if another optimizer is set.
   void set(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || !step_,
                       "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
@@ -38,7 +38,7 @@ class StepInBackward final : public Extension<D> {
   void averaged() override {
     if (!step_) return;
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // each rank's
+      const bool own = !core_.is_shared(i) && core_.parameter(i).wants_grad();  // not shared
       const bool sent = at_the_end_ && core_.buckets.sends(i);
       if ((own || sent) && core_.parameter(i).grad_arrived()) step_(core_.parameter(i));
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// What a trace tells of DistributedDataParallel beside spans: when each gradient is ready, and each bucket full.
+/// Events of DistributedDataParallel in a trace, besides spans: each gradient ready, each bucket full.
 
 #include <chorus/core/json_object.hpp>
 #include <chorus/core/trace_listener.hpp>
@@ -13,7 +13,7 @@ template <Device D, class Communicator>
 class Traced final : public Extension<D> {
  public:
   explicit Traced(Core<D, Communicator>& core) : core_(core) {}
-  /// Whether there is a trace of this run.
+  /// Whether this run is traced.
   static bool wanted() { return trace::step_counter() != nullptr || trace::listening() != nullptr; }
 
   void gradient_arrived(std::size_t i) override {

@@ -1,5 +1,5 @@
 #pragma once
-/// Option `find_unused_parameters`: some backward passes leave parameters out, others on each rank.
+/// Option `find_unused_parameters`: some backward passes don't use all parameters, different ones on each rank.
 
 #include <algorithm>
 #include <chorus/core/say.hpp>
@@ -11,8 +11,8 @@
 
 namespace chorus::ddp {
 
-/// What has not come on a rank is 0 there. After the pass ranks tell each other what came: a parameter has a gradient
-/// where any rank used it; where none did it stays without, so that no optimizer moves it.
+/// A missing gradient is 0 on its rank. After the pass ranks exchange what arrived: a parameter has a gradient if any
+/// rank used it. If none did, it has none, so that no optimizer changes it.
 template <Device D, class Communicator>
 class UnusedParameters final : public Extension<D> {
  public:
@@ -32,7 +32,7 @@ class UnusedParameters final : public Extension<D> {
   }
 
  private:
-  // Makes `came_` the same on all ranks.
+  // Combines `came_` over all ranks.
   [[gnu::cold]] void agree() {
     const std::size_t common = core_.common_entries();
     std::vector<std::int32_t> came(came_.begin(), came_.begin() + static_cast<std::ptrdiff_t>(common));
@@ -47,7 +47,7 @@ class UnusedParameters final : public Extension<D> {
     std::copy(came.begin(), came.end() - 1, came_.begin());
     warn_if_all_came(came.back() == 0);
   }
-  // Once, where this option is not needed (PyTorch does after the first pass).
+  // Says once that this option is not needed (as PyTorch does after the first pass).
   void warn_if_all_came(bool all) {
     constexpr int passes = 10;
     found_ = found_ || !all;

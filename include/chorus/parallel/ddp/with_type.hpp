@@ -1,5 +1,5 @@
 #pragma once
-/// A range of a flat buffer as what it is.
+/// A range of a flat buffer with its type.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus::ddp {
 
-/// Calls `f(float*)` or `f(double*)`. Throws UsageError for numbers of other types, with `what` they are.
+/// Calls `f(float*)` or `f(double*)`. Throws UsageError for other dtypes; `what` names the numbers in the message.
 template <class F>
 void with_type(std::string_view what, DType type, void* at, const F& f) {
   check<UsageError>(type == DType::f32 || type == DType::f64, what, ": expected F32 or F64, got ", type);

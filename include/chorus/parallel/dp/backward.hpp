@@ -1,5 +1,5 @@
 #pragma once
-/// Where backward passes through DataParallel: from the gathered outputs to all devices, and on to the inputs.
+/// Backward through DataParallel: from the gathered outputs to all devices, and on to the inputs.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/error.hpp>
@@ -11,23 +11,23 @@
 
 namespace chorus::dp {
 
-/// Of each device, the outputs of its copy that have a gradient.
+/// By device: the outputs of its copy that have a gradient.
 using Roots = std::vector<std::vector<Ref<Node>>>;
 
-/// How the gradient of one device's share of an input gets back to the input.
+/// How the gradient of a device's share of an input is added to the input's.
 struct GradientReturn {
   Ref<Node> input;
   std::function<void()> add;
 };
-/// Those of all inputs, in their order.
+/// For all inputs, in order.
 using GradientReturns = std::vector<GradientReturn>;
 
-/// Who runs backward on the devices. It has to outlive the losses.
+/// Runs backward on the devices. Must outlive the losses.
 class BackwardRunner {
  public:
   /// Adds to the gradients of the parameters.
   virtual void backward(const Roots& roots, bool keep) = 0;
-  /// The same without hooks, for those parameters that are not skipped.
+  /// The same without hooks, for the parameters that are not skipped.
   virtual void backward_to_wanted(const Roots& roots, bool keep) = 0;
   virtual void for_each_parameter(void (*visit)(Node&, void*), void* context) const = 0;
 
@@ -35,11 +35,11 @@ class BackwardRunner {
   virtual ~BackwardRunner() = default;
 };
 
-/// One node of the tape stands for all that the devices did. The gathered outputs leave their gradients with the
+/// One node of the tape that represents the work of all devices. The gathered outputs pass their gradients to the
 /// devices' outputs; then this node runs backward on all devices.
 class BackwardNode : public Node {
  public:
-  /// `alive` is empty once `runner` is gone. `returns`: by device, of which there is at least one.
+  /// `alive` expires with `runner`. `returns`: by device, at least one.
   BackwardNode(BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<GradientReturns> returns)
       : Node("data_parallel"),
         roots(returns.size()),
@@ -65,7 +65,7 @@ class BackwardNode : public Node {
   Roots roots;
 
  private:
-  // To the inputs, one after the other; to each in the order of the devices, so that all runs add alike.
+  // Goes on to the inputs one by one, for each in the order of the devices, so that all runs add in one order.
   void go_on(bool keep) {
     for (auto& list : roots) list.clear();
     for (std::size_t input = 0; input < returns_.front().size(); ++input)

@@ -1,6 +1,5 @@
 #pragma once
-/// Parameters, buffers and gradients of a DataParallel whose devices are different GPUs: by NCCL's broadcast and
-/// reduce.
+/// NCCL's broadcast and reduce for the parameters, buffers and gradients of a DataParallel on different GPUs.
 
 #include <algorithm>
 #include <chorus/comm/nccl/device_group.hpp>
@@ -14,17 +13,16 @@
 
 namespace chorus::dp {
 
-/// An extension of steps 2 and 5: where the devices are different GPUs, and <chorus/comm/nccl.hpp> is included (by
-/// chorus.hpp in builds with NCCL), parameters and buffers go out by NCCL's broadcast, and gradients come in by its
-/// reduce. Not so in passes that don't use all devices, or that are recorded. NCCL may add three and more gradients in
-/// another order, hence with another rounding: a run repeated has the same bits as long as NCCL chooses the same
-/// algorithms. `trace` counts the bytes that device 0 has for the others, and they for it, whatever way NCCL takes.
-/// Where a collective fails, gradients and parameters are not to be relied on: all devices leave the group, and the
-/// next collective forms it anew and sends all parameters.
+/// An extension of steps 2 and 5: if the devices are different GPUs and <chorus/comm/nccl.hpp> is included (by
+/// chorus.hpp in builds with NCCL), NCCL broadcasts parameters and buffers and reduces gradients. Passes that don't use
+/// all devices, and recorded ones, don't use it. NCCL may add three or more gradients in another order, hence round
+/// differently: a repeated run has the same bits if NCCL chooses the same algorithms. `trace` counts the bytes between
+/// device 0 and the others, whatever route NCCL takes. After a failed collective, gradients and parameters are invalid:
+/// all devices leave the group, and the next collective forms it again and sends all parameters.
 template <class Model, Device D = typename Replicas<Model>::D>
 class Collectives {
  public:
-  /// What it is given must outlive it.
+  /// The arguments must outlive it.
   Collectives(const std::vector<int>& device_ids, std::chrono::milliseconds timeout, const Replicas<Model>& replicas,
               DeviceThreads& threads)
       : replicas_(replicas),
@@ -43,11 +41,11 @@ class Collectives {
     if (threads_.at_work().empty())
       leave();
     else
-      static_cast<void>(group_.release());  // a thread that does not come back can't leave it
+      static_cast<void>(group_.release());  // a thread that does not come back can't leave the group
   }
 
-  /// Sends each copy the parameters that any of them lacks, and all buffers. Returns whether it does: where the devices
-  /// are all of the group, different GPUs, in a build with NCCL.
+  /// Sends each copy all buffers and the parameters that any copy lacks. Returns false, and does nothing, unless this
+  /// pass uses all devices, which are different GPUs, in a build with NCCL.
   bool replicate(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& from = replicas_.parameters(0);
@@ -77,7 +75,7 @@ class Collectives {
     return true;
   }
 
-  /// Adds the copies' gradients to the model's. Returns whether it does.
+  /// Adds the copies' gradients to the model's. Returns false, and does nothing, in the same cases.
   bool reduce(std::size_t devices) {
     if (!serves(devices)) return false;
     const auto& to = replicas_.parameters(0);
@@ -91,7 +89,7 @@ class Collectives {
           for (std::size_t i = 1; i < devices; ++i) any = any || entry(i, p).parameter().grad_arrived();
           for (std::size_t i = 0; any && i < devices; ++i) {
             const auto& own = replicas_.parameters(i).groups()[entry(i, p).group];
-            // Who has none of a gradient has zeros.
+            // A device without that gradient adds zeros.
             if (!entry(i, p).parameter().grad_arrived())
               absent_[i].push_back({own.grad(entry(i, p).begin), entry(i, p).count, own.dtype});
             if (i > 0)
@@ -118,19 +116,19 @@ class Collectives {
  private:
   using Piece = comm::DevicePiece;
 
-  // A new collective begins, if it takes all devices.
+  // Prepares a new collective; returns whether it covers all devices.
   bool serves(std::size_t devices) {
     for (auto& pieces : pieces_) pieces.clear();
     for (auto& pieces : absent_) pieces.clear();
     return possible_ && devices == device_ids_.size() && comm::device_group_maker() != nullptr;
   }
-  // Numbers that lie at `where(i)` on device i.
+  // Adds a range of numbers, at `where(i)` on device i.
   template <class Where>
   void add(const Where& where, std::size_t count, DType dtype) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i].push_back({where(i), count, dtype});
   }
 
-  // Calls `task(rank, group)` in each device's thread. Where one throws all others give up; its error is thrown.
+  // Calls `task(rank, group)` in each device's thread. If one throws, aborts the others and throws its error.
   template <class Task>
   void exchange(const Task& task) {
     const bool joins = group_ == nullptr;
@@ -148,7 +146,7 @@ class Collectives {
         throw;
       }
     });
-    // The others fail because one has.
+    // Find the first failure: the other devices failed because of it.
     auto who = static_cast<std::size_t>(std::max(0, group_->failed()));
     if (!errors[who])
       who = static_cast<std::size_t>(std::find_if(errors.begin(), errors.end(), [](const auto& e) { return bool(e); }) -
@@ -160,7 +158,7 @@ class Collectives {
     rethrow_with(error, cat("DataParallel: replica ", who, " on device ", D{device_ids_[who]}, ": "));
   }
 
-  // Each thread for itself, since they wait for each other.
+  // Each device leaves in its own thread, since they wait for each other.
   void leave() {
     if (!group_) return;
     threads_.run(device_ids_.size(), [this](std::size_t i) { group_->leave(static_cast<int>(i)); });
@@ -176,7 +174,7 @@ class Collectives {
   std::vector<std::vector<Piece>> pieces_, absent_;  // by device
 };
 
-/// Devices in the host's memory have no such group.
+/// Host devices need no such group.
 template <class Model>
 class Collectives<Model, Cpu> {
  public:

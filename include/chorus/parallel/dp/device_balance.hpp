@@ -1,5 +1,5 @@
 #pragma once
-/// A warning where devices that shall share the work evenly are of different sizes.
+/// A warning if devices that share the work evenly differ in size.
 
 #include <algorithm>
 #include <chorus/core/device.hpp>
@@ -15,13 +15,12 @@
 
 namespace chorus::dp {
 
-/// What a device can do, as far as it is known; 0: unknown.
+/// A device's memory in bytes and its number of processors; 0: unknown.
 struct DeviceSize {
   double memory = 0, processors = 0;
 };
 
-/// Where the weakest device has less than three quarters of the strongest one's memory or processors: what to say; else
-/// "".
+/// A warning if the weakest device has less than three quarters of the strongest one's memory or processors; else "".
 inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSize> sizes) {
   const auto compare = [&](const char* what, double DeviceSize::*size) -> std::string {
     const auto [weakest, strongest] = std::minmax_element(
@@ -46,7 +45,7 @@ inline DeviceSize device_size(Cuda device) {
 }
 #endif
 
-/// Warns where the kind of device tells its sizes: `device_size(D)`.
+/// Warns if the device type has a function `device_size(D)`.
 template <Device D>
 void warn_of_imbalance(const std::vector<int>& device_ids) {
   if constexpr (requires(D device) { device_size(device); }) {

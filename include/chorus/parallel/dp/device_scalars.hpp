@@ -1,5 +1,5 @@
 #pragma once
-/// Scalars that a model has returned for several shares of a batch, on the tape.
+/// Scalars that a model returned for several shares of a batch, on the tape.
 
 #include <chorus/autograd/found_nodes.hpp>
 #include <chorus/autograd/variable.hpp>
@@ -7,18 +7,18 @@
 
 namespace chorus::detail {
 
-/// The node of a vector that has a scalar from each device.
+/// The node of a vector with a scalar from each device.
 class OfDeviceScalars {
  public:
-  /// The scalars' nodes; null where there is none.
+  /// The scalars' nodes; null for a scalar without one.
   virtual std::vector<Node*> scalars() const = 0;
 
  protected:
   ~OfDeviceScalars() = default;
 };
 
-/// Calls `found(node)` on the nearest nodes from which `node` was made, itself included, for which it returns true, on
-/// ways through scalars and vectors.
+/// Walks back from `node`, itself included, through nodes of scalars and vectors, and calls `found(node)` on each. Does
+/// not go beyond a node for which it returns true.
 template <Real T, Device D, class Found>
 void search_tape(Node* node, const Found& found) {
   if (node == nullptr) return;

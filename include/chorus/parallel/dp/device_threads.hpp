@@ -1,5 +1,5 @@
 #pragma once
-/// One thread per device of a process, kept from step to step.
+/// One thread per device of a process, which lives from step to step.
 
 #include <atomic>
 #include <chorus/core/config.hpp>
@@ -19,40 +19,40 @@ namespace chorus::dp {
 /// Runs a task for several devices at once. The calling thread serves device 0.
 class DeviceThreads {
  public:
-  /// What is done for the device of a number.
+  /// The task, given the device's number.
   using Task = std::function<void(std::size_t)>;
-  /// What was thrown, by device.
+  /// The exceptions, by device.
   using Errors = std::vector<std::exception_ptr>;
 
-  /// Throws std::system_error where a thread can't be started; those that were are ended.
+  /// Throws std::system_error if a thread can't be started; the others are ended.
   explicit DeviceThreads(std::size_t devices);
-  /// A thread that is still at work goes on by itself.
+  /// A thread that is still working is detached.
   ~DeviceThreads();
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// Calls `task(i)` for devices 0 to `count` - 1, each on its own thread, and returns when all have ended. No thread
-  /// may be at work.
+  /// Calls `task(i)` for devices 0 to `count` - 1, each in its own thread, and returns when all have ended. No thread
+  /// may be working.
   const Errors& run(std::size_t count, const Task& task);
-  /// The same for a task that may never end: once device 0 has, waits no longer than until `patience` has passed.
-  /// Threads that are `at_work` then have no error; they keep the task, which owns what it touches.
+  /// The same for a task that may never end: after device 0 has ended, waits for the others for at most `patience`.
+  /// Threads that are still `at_work` then have no error; they keep the task, which must own what it uses.
   const Errors& run(std::size_t count, std::shared_ptr<const Task> task, std::chrono::milliseconds patience);
-  /// What has been thrown in the last run by now.
+  /// The exceptions of the last run so far.
   const Errors& collect();
 
-  /// Waits until no thread is at work, or until `patience` has passed.
+  /// Waits until no thread is working, but at most for `patience`.
   void await(std::chrono::milliseconds patience) const;
-  /// The devices whose threads are.
+  /// The devices whose threads are working.
   std::vector<std::size_t> at_work() const;
 
  private:
-  // With it this is an object whose destructor will run, whatever the other constructor meets.
+  // A delegate: once it has run, the destructor ends the started threads if the other constructor throws.
   explicit DeviceThreads(Errors errors) : errors_(std::move(errors)) {}
 
   static constexpr auto forever = std::chrono::milliseconds::max();
 
   enum class Order : int { none, work, stop };
-  /// What a thread shares with the object, which it may outlive.
+  /// Shared between a thread and the object, which the thread may outlive.
   struct Worker {
     std::atomic<Order> order{Order::none};
     std::shared_ptr<const Task> task;

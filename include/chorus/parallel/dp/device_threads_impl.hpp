@@ -1,5 +1,5 @@
 #pragma once
-/// How each device's thread waits for work, and reports how it went.
+/// How each device's thread waits for work and reports its result.
 
 #include <atomic>
 #include <chorus/core/blocked_signals.hpp>
@@ -43,7 +43,7 @@ CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count,
 CHORUS_INLINE const DeviceThreads::Errors& DeviceThreads::run(std::size_t count, std::shared_ptr<const Task> task,
                                                               std::chrono::milliseconds patience) {
   errors_.assign(errors_.size(), nullptr);
-  for (const auto& worker : workers_) worker->error = nullptr;  // of one that was late
+  for (const auto& worker : workers_) worker->error = nullptr;  // of a late thread
   for (std::size_t i = 1; i < count; ++i) {
     workers_[i - 1]->task = task;
     workers_[i - 1]->order.store(Order::work, std::memory_order_release);

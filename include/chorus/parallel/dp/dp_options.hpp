@@ -18,28 +18,28 @@
 namespace chorus {
 
 struct DataParallelOptions {
-  /// Indices of the devices. The first holds the model. One may be named twice: two copies then share it. Empty: those
-  /// of the run.
+  /// Indices of the devices. The first holds the model. An index may occur twice: two copies share that device. Empty:
+  /// the devices of the run.
   std::vector<int> device_ids = {};
   /// Index of the device on which outputs are gathered; -1: the first of `device_ids`.
   int output_device = -1;
   /// The axis along which inputs are cut and outputs are joined.
   int dim = 0;
-  /// How long a device waits for the others: in one of NCCL's collectives, in SyncBatchNorm, and the first one at the
-  /// end of a pass. Nothing: the run's timeout, or 60 s without a run.
+  /// How long a device waits for the others: in NCCL's collectives, in SyncBatchNorm, and device 0 at the end of a
+  /// pass. Not set: the run's timeout, or 60 s without a run.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 namespace dp {
 
-/// The one that holds the model. Throws UsageError where there is none.
+/// The device that holds the model. Throws UsageError if there is none.
 template <Device D>
 D first_device(const DataParallelOptions& options) {
   check<UsageError>(!options.device_ids.empty(), "DataParallel: device_ids is empty: expected at least one device");
   return D{options.device_ids.front()};
 }
 
-/// What errors call the copies of the model.
+/// Names of the copies of the model in errors.
 template <Device D>
 std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   std::vector<std::string> names;
@@ -47,8 +47,8 @@ std::vector<std::string> replica_names(const std::vector<int>& device_ids) {
   return names;
 }
 
-/// With the devices and the timeout of `run`, where the options don't say: the devices that `run` names, or as many as
-/// it wants; where there are fewer GPUs, copies share them. Throws UsageError where both name devices, and others.
+/// Takes devices and timeout from `run` if the options don't give them: the devices that `run` names, or as many as it
+/// wants; if there are fewer GPUs, copies share them. Throws UsageError if both name devices, and they differ.
 template <Device D, class Run>
 DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   if (!options.timeout) options.timeout = run.world().timeout;
@@ -72,12 +72,12 @@ DataParallelOptions options_of(Run& run, DataParallelOptions options) {
   return options;
 }
 
-/// With what is still open settled. There is a device. Throws UsageError, or DeviceError, for what makes no sense.
+/// Fills in the remaining defaults. Needs at least one device. Throws UsageError or DeviceError for invalid options.
 template <Device D>
 DataParallelOptions settled(DataParallelOptions options) {
   if (options.output_device < 0) options.output_device = options.device_ids.front();
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
-  CachingAllocator<D>::of(D{options.output_device});  // throws where it doesn't exist
+  CachingAllocator<D>::of(D{options.output_device});  // throws if it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
   check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
   return options;

@@ -1,5 +1,5 @@
 #pragma once
-/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets the gradient of its own.
+/// Step 4, gather: the outputs of all devices are joined on one. In backward each device gets its part of the gradient.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/ops/device_copy.hpp>
@@ -51,7 +51,7 @@ class GatherNode final : public GradNode<T, Rank, D>, public detail::OfDeviceSca
   Ref<BackwardNode> backward_;
 };
 
-/// A device's output as it is joined: a scalar gets an axis. Throws UsageError for an undefined one.
+/// A device's output in the form that is joined: a scalar gets an axis. Throws UsageError for an undefined one.
 template <Operand X>
 auto with_axis(const X& x, std::size_t device) {
   if constexpr (tensor_of<X>::rank > 0) {
@@ -84,7 +84,7 @@ auto join(const std::vector<Part>& parts, std::size_t axis, D device) {
   return out;
 }
 
-/// Makes one output of those of all devices. Of what is no tensor all devices' values are returned, in a vector.
+/// Joins one output of all devices. Values that are no tensors are returned in a vector, one per device.
 template <class D>
 struct JoinOutputs : detail::TensorFunction {
   const Split& split;
@@ -111,7 +111,7 @@ struct JoinOutputs : detail::TensorFunction {
           outputs, [](const X& output) -> const auto& { return detail::variable_of(output); });
       bool wanted = false;
       for (auto& part : parts) {
-        // A parameter that the model returns gets its gradient with the others', in its copy's own backward pass.
+        // A parameter that the model returns gets its gradient together with the others, in its copy's backward.
         if (part.node() && part.node()->is_leaf()) part = reshape(part, part.shape());
         wanted = wanted || part.requires_grad();
       }
@@ -133,7 +133,7 @@ struct JoinOutputs : detail::TensorFunction {
     else
       return joined_axis(outputs, split);
   }
-  /// `take(output)` of each, which has an axis then.
+  /// Applies `take` to each output and gives scalars an axis.
   template <class X, class Take>
   static auto with_axes(const std::vector<const X*>& outputs, const Take& take) {
     std::vector<decltype(with_axis(take(*outputs[0]), 0))> parts;
@@ -150,10 +150,10 @@ struct JoinOutputs : detail::TensorFunction {
   }
 };
 
-/// What the model returned on all devices as one value on `device`: tensors are joined, at any depth of tuples, pairs,
-/// arrays, vectors, maps, optionals and structs with `fields()`. A struct stays the same type, so that none of its
-/// fields may be a scalar, which becomes a vector. Throws ShapeError for what can't be joined (`joined_axis`,
-/// `map_tensors`). Backward goes on from the result to `backward`.
+/// Joins the model's outputs of all devices on `device`: tensors at any depth of tuples, pairs, arrays, vectors, maps,
+/// optionals and structs with `fields()`. A struct keeps its type, so none of its fields may be a scalar, which would
+/// become a vector. Throws ShapeError if outputs can't be joined (`joined_axis`, `map_tensors`). Backward of the result
+/// continues with `backward`.
 template <template <class> class Join = JoinOutputs, class Output, Device D>
 auto gather(const std::vector<std::optional<Output>>& outputs, const Split& split, D device,
             const Ref<BackwardNode>& backward) {

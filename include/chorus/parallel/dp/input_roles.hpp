@@ -1,5 +1,5 @@
 #pragma once
-/// InputRoles: which inputs of a policy that cuts its batches are cut.
+/// InputRoles: which inputs a policy cuts along the batch.
 
 #include <algorithm>
 #include <array>
@@ -11,14 +11,13 @@
 
 namespace chorus::dp {
 
-/// Knows which inputs of a policy belong to no sample. One that says nothing belongs to the samples where it is as long
-/// as the batch. That may be by chance: a mask [length, length], weights of features. Where the number of samples is
-/// another size of the inputs, too, an input is what it was in passes with batches of other sizes. In a first pass it
-/// is refused; or, where it is likely to be a target, it is cut, and a warning says so once.
+/// Decides which inputs of a policy hold no samples. An unmarked input holds samples if its length is the batch's.
+/// Equal length may be chance: a mask [length, length], weights of features. If another size of the inputs also equals
+/// the number of samples, the input's role in passes with other batch sizes decides. In the first pass it is refused,
+/// or, if it is likely a target, cut with one warning.
 class InputRoles {
  public:
-  /// How a pass splits its batch, into `most` shares at most. Throws ShapeError where it isn't known which inputs are
-  /// cut.
+  /// How a pass splits its batch, into at most `most` shares. Throws ShapeError if an input's role is unknown.
   template <class... Inputs>
   Split split(std::string_view policy, Index most, int dim, const Inputs&... inputs) {
     const Index batch = detail::samples_of(dim, inputs...);
@@ -37,27 +36,27 @@ class InputRoles {
   }
 
  private:
-  /// At one pass's inputs, in their order.
+  /// The inputs of one pass, in order.
   struct Look {
     std::string_view policy;
     Index batch;
     std::span<const Index> first = {}, doubtful = {};
-    bool coincides = false;          // the number of samples is another size of the first input, too
-    bool first_is_doubtful = false;  // it says nothing, and may be weights or a mask
-    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples elsewhere
+    bool coincides = false;          // another size of the first input equals the number of samples, too
+    bool first_is_doubtful = false;  // it is unmarked and may be weights or a mask
+    int doubt = 0;                   // 1: labels, 2: a row of numbers, 3: a mask, or samples along another axis
     std::size_t further = 0;
   };
   struct Known {
-    std::size_t axes = 0;  // 0: nothing is known
+    std::size_t axes = 0;  // 0: unknown
     bool whole = false;
   };
 
-  // Returns whether an input is whole, though it is as long as the batch. `says`: its axis. `counts`: integers, which
-  // are labels rather than masks or weights.
+  // Returns whether an input has no samples, although its length is the batch's. `says`: it is marked. `counts`: it
+  // holds integers, so it has labels, not masks or weights.
   bool see(Look& now, std::span<const Index> shape, int axis, bool says, bool counts);
   void end(const Look& now) const;
 
-  std::array<Known, 16> known_{};  // by their order
+  std::array<Known, 16> known_{};  // by input
 };
 
 }  // namespace chorus::dp

@@ -1,5 +1,5 @@
 #pragma once
-/// How inputs are told apart that are as long as the batch.
+/// The role of inputs whose length equals the batch's.
 
 #include <algorithm>
 #include <atomic>
@@ -17,7 +17,7 @@ CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int 
   if (now.first.data() == nullptr) {
     now.first = shape;
     now.first_is_doubtful = !says && (row || square);
-    // An image's height and width mean nothing else.
+    // Image height and width are never a number of samples.
     for (std::size_t i = 0; i < (shape.size() < 4 ? shape.size() : 2); ++i)
       now.coincides = now.coincides || (i != at && shape[i] == now.batch);
     return false;
@@ -45,7 +45,7 @@ CHORUS_INLINE bool InputRoles::see(Look& now, std::span<const Index> shape, int 
 }
 
 CHORUS_INLINE void InputRoles::end(const Look& now) const {
-  // One input beside the first is likely to be its target.
+  // If there is one input besides the first, it is likely its target.
   const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
   if (doubt <= 0) return;
   const auto text = [&] {

@@ -8,11 +8,11 @@
 
 namespace chorus::dp {
 
-/// The axis along which outputs, one of each device, are joined: the one that their type says (BatchAxis), else
-/// `split.dim`. Throws ShapeError where shapes differ in another axis; and where the samples lie along another axis: a
-/// state [layers, batch, hidden], joined along axis 0, would not be what one device gives. An output has its samples
-/// along `dim` if it has the same number of rows, one or more, for each of them there. One that has its device's share
-/// of them along another axis is refused. One that has them nowhere, such as a mean of shape [1], is joined.
+/// The axis along which outputs, one per device, are joined: the axis of their type (BatchAxis), else `split.dim`.
+/// Throws ShapeError if shapes differ in another axis, or if samples lie along another axis: joining a state [layers,
+/// batch, hidden] along axis 0 would give another result than one device. An output has its samples along `dim` if it
+/// has the same number of rows there, at least one, per sample. An output with its samples along another axis is
+/// refused. An output without samples, such as a mean of shape [1], is joined.
 template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);

@@ -1,5 +1,5 @@
 #pragma once
-/// Scalars that a model returns under DataParallel, one a device, and the mean over the batch of those that are losses.
+/// Scalars that a model returns under DataParallel, one per device, and the batch's mean of losses.
 
 #include <algorithm>
 #include <chorus/autograd/loss_terms.hpp>
@@ -16,9 +16,9 @@
 
 namespace chorus::detail {
 
-/// How the losses that a model has returned, one a device, add up to the batch's: each mean by the device's share of
-/// it, as of the tokens, sums as they are, and what is not of the batch once. Of a loss of which the tape says nothing
-/// each counts by its samples.
+/// How the losses that a model returned, one per device, add up to the batch's loss: a mean is weighted by the device's
+/// share of its elements, such as tokens; sums have weight 1; terms without samples count once. A loss without terms on
+/// the tape is weighted by samples.
 class LossShares {
  public:
   struct Scaled {
@@ -27,10 +27,10 @@ class LossShares {
   };
   double value = 0;
   std::vector<double> weights;  ///< of the devices' losses
-  std::vector<Scaled> scaled;   ///< what in them counts by another share
+  std::vector<Scaled> scaled;   ///< terms with another weight
 
-  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError where a loss is
-  /// not linear in means and sums over the batch, or where devices' losses are made of different ones.
+  /// `losses`: the node of the vector of losses, of type GradNode<T, 1, D>, or null. Throws UsageError if a loss is not
+  /// linear in means and sums over the batch, or the devices' losses have different terms.
   template <Real T, Device D>
   static LossShares of(Node* losses, const std::vector<T>& values, const std::vector<Index>& samples) {
     std::vector<Node*> scalars;
@@ -74,11 +74,11 @@ class LossShares {
       for (const auto& terms : devices) of_devices.push_back(LossShare::of(terms.all()[k]));
       whole[k].add_up(of_devices, "device", samples);
     }
-    // Where all means are divided alike, devices count by these shares.
+    // If all means are divided in the same proportion, these shares are the devices' weights.
     auto shares = weights;
     bool alike = true, any = false;
     for (const WholeLoss& term : whole) {
-      if (term.sum == 0) continue;  // it is 0, whatever its share
+      if (term.sum == 0) continue;  // a zero sum: its share has no effect
       for (std::size_t i = 0; i < devices.size(); ++i) {
         if (!any) shares[i] = term.share(i);
         alike = alike && (!term.is_sum || devices.size() == 1) && std::abs(term.share(i) - shares[i]) < 1e-12;
@@ -102,10 +102,10 @@ class LossShares {
   }
 };
 
-/// Makes the mean of losses over a batch out of those over its shares, and warns of taking the one for the other.
+/// Computes the mean loss of a batch from its shares' losses, and warns a program that averages them itself.
 class GatheredScalars {
  public:
-  /// A forward pass has split its batch among devices, whose outputs have `scalars` or not.
+  /// A forward pass has split its batch among devices; `scalars`: its outputs contain scalars.
   void begin_pass(const dp::Split& split, bool scalars) {
     if (pending_ && !known_) {
       known_ = true;
@@ -118,7 +118,7 @@ class GatheredScalars {
     for (std::size_t i = 0; i < split.devices; ++i) shares_.push_back(split.size(i));
   }
 
-  /// Throws ShapeError for another number of losses than the last forward pass had.
+  /// Throws ShapeError if there are not as many losses as in the last forward pass.
   void check_count(Index losses) const {
     known_ = true;
     check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
@@ -142,8 +142,8 @@ class GatheredScalars {
 
  private:
   std::vector<Index> shares_;   // samples of each device in the last forward pass
-  bool pending_ = false;        // it returned scalars
-  mutable bool known_ = false;  // the caller knows what they are
+  bool pending_ = false;        // the last pass returned scalars
+  mutable bool known_ = false;  // the caller knows that there is one per device
 };
 
 }  // namespace chorus::detail

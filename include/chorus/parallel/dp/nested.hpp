@@ -1,6 +1,5 @@
 #pragma once
-/// Values inside of values: what a model takes and returns may be tuples, arrays, vectors, maps, optionals and
-/// structs of tensors.
+/// Nested values: a model may take and return tuples, arrays, vectors, maps, optionals and structs of tensors.
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -31,16 +30,16 @@ inline constexpr bool is_map = is_of<X, std::map> || is_of<X, std::unordered_map
 template <class X>
 inline constexpr bool is_optional = is_of<X, std::optional>;
 template <class X>
-inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // of members of different types
+inline constexpr bool is_list = is_of<X, std::tuple> || is_of<X, std::pair>;  // its members may have different types
 template <class X>
 concept IsTuple = is_list<X> || is_array<X>;
-/// A struct that lists its members, as `auto fields() { return std::tie(images, mask); }`.
+/// A struct that lists its members with `auto fields() { return std::tie(images, mask); }`.
 template <class X>
 concept HasFields = requires(X& x) {
   x.fields();
 };
 
-/// Whether `is` is true of the type of a tensor in an X, at any depth.
+/// Whether `is` is true for the type of some tensor in an X, at any depth.
 template <class X, class Is>
 constexpr bool holds(const Is& is) {
   if constexpr (Operand<X>) {
@@ -60,21 +59,21 @@ constexpr bool holds(const Is& is) {
     return false;
   }
 }
-/// Whether there are tensors in an X.
+/// Whether an X contains tensors.
 template <class X>
 inline constexpr bool holds_operands = holds<std::remove_cvref_t<X>>([](auto) { return true; });
-/// Whether there are GraphVariables.
+/// Whether an X contains GraphVariables.
 template <class X>
 inline constexpr bool holds_graph_variables = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
   return is_graph_variable<V>;
 });
-/// Whether there are tensors without axes.
+/// Whether an X contains scalars.
 template <class X>
 inline constexpr bool holds_scalars = holds<std::remove_cvref_t<X>>([]<class V>(std::type_identity<V>) {
   return tensor_of<V>::rank == 0;
 });
 
-/// A tuple, pair or array, as X is, of these members.
+/// A tuple, pair or array, the same as X, with these members.
 template <class X, class... Members>
 auto tuple_like(Members... members) {
   if constexpr (is_of<X, std::pair>)
@@ -94,7 +93,7 @@ std::unordered_map<Key, Value, Hash, Equal> map_like(const std::unordered_map<Ke
   return {};
 }
 
-/// Of values that are all there.
+/// Pointers to the values, all of which must be present.
 template <class X>
 std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
   std::vector<const X*> pointers;
@@ -102,7 +101,7 @@ std::vector<const X*> pointers_to(const std::vector<std::optional<X>>& values) {
   return pointers;
 }
 
-/// What stands at one place in each of several values.
+/// Pointers to the same member of each value.
 template <class X, class Pick>
 auto picked(const std::array<const X*, 1>& values, const Pick& pick) {
   return std::array{&pick(*values[0])};
@@ -118,27 +117,27 @@ auto picked(const std::vector<const X*>& values, const Pick& pick) {
 template <std::size_t I, class X>
 const auto& member_of(const X& x) {
   if constexpr (HasFields<X>)
-    return std::get<I>(const_cast<X&>(x).fields());  // references, through which nothing is written
+    return std::get<I>(const_cast<X&>(x).fields());  // references that are only read
   else
     return std::get<I>(x);
 }
 
-/// Base of what `map_tensors` calls. An own member takes the place of one of these.
+/// Base of the functions for `map_tensors`, which may override these members.
 struct TensorFunction {
-  /// Whether an X is looked into; the function gets what is not.
+  /// Whether map_tensors descends into an X; otherwise the function gets the X itself.
   template <class X>
   static constexpr bool opens = holds_operands<X> && !Operand<X>;
-  /// Whether an X becomes one with more axes, so that it can't stand in a struct.
+  /// Whether an X becomes one with more axes, which can't be a field of a struct.
   template <class X>
   static constexpr bool adds_axis = false;
-  /// Whether it makes nothing of the tensors.
+  /// Whether the function returns nothing.
   static constexpr bool looks_only = false;
 };
 
-/// The traversal of nested values. `values` points to one or more values of one type X: each device's, say. At each
-/// place where they have a tensor, `f` gets the pointers to all of theirs; what it returns takes the tensor's place in
-/// the value that is returned. A struct stays the same type. Throws ShapeError where vectors or maps have different
-/// sizes or keys, or some optionals a value and others none.
+/// Traverses nested values. `values` points to one or more values of one type X, such as one per device. At each
+/// tensor, `f` gets the pointers to that tensor in all values; its result takes the tensor's place in the result. A
+/// struct keeps its type. Throws ShapeError if vectors or maps differ in size or keys, or only some optionals have a
+/// value.
 template <class Values, class F>
 decltype(auto) map_tensors(const Values& values, const F& f) {
   using X = std::remove_cvref_t<decltype(*values[0])>;
@@ -178,7 +177,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
     const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
     return first ? std::optional(value()) : std::optional<decltype(value())>();
   } else {
-    X out = first;  // of handles
+    X out = first;  // a shallow copy: tensors are handles
     const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
       static_assert(!F::template adds_axis<Field>,

@@ -1,5 +1,5 @@
 #pragma once
-/// Step 3, parallel apply: all devices work at once, each in a thread of its own.
+/// Step 3, parallel apply: all devices work at once, each in its own thread.
 
 #include <algorithm>
 #include <chorus/core/device.hpp>
@@ -19,18 +19,18 @@
 
 namespace chorus::dp {
 
-/// Runs tasks on the first devices at once, and throws what one of them has thrown, with its copy's name in front.
+/// Runs tasks on the first devices at once. Rethrows the exception of one of them, with its copy's name in front.
 ///
-/// The model's code on another device than the first may hang, and a thread can't be stopped. Such a one is left to
-/// itself, with all tensors that it works with, and the calling thread throws; other arguments, which it has by
-/// reference, should live on. The next pass waits for it. The first device works in the calling thread, where nothing
-/// can be thrown if it hangs: others that wait for it in SyncBatchNorm end the process, five timeouts after theirs.
+/// The model's code on a device other than the first may hang, and a thread can't be stopped. The calling thread then
+/// throws and leaves that thread running with its tensors; arguments passed by reference must stay alive. The next pass
+/// waits for it. The first device works in the calling thread, which can't throw while it hangs: if another device
+/// waits for it in SyncBatchNorm, the process ends, five timeouts after that device's own timeout.
 class ParallelApply {
  public:
   using Task = DeviceThreads::Task;
 
-  /// `names`: what errors call each device's copy of the model, `device_ids`: what traces do. `first_slot`: of their
-  /// kind. `timeout`: how long the first device waits for the others once it has ended.
+  /// `names`: the devices' copies of the model, in errors; `device_ids`: the same in traces. `first_slot`: of this kind
+  /// of device. `timeout`: how long the first device waits for the others after it has ended.
   ParallelApply(std::vector<std::string> names, std::vector<int> device_ids, int first_slot,
                 std::chrono::milliseconds timeout)
       : names_(std::move(names)),
@@ -42,8 +42,8 @@ class ParallelApply {
 
   DeviceThreads& threads() { return threads_; }
 
-  /// Before anything else of a pass: waits for threads that were left to themselves. Throws TimeoutError for one that
-  /// still has not come back.
+  /// Called at the start of a pass: waits for threads that an earlier pass left running. Throws TimeoutError if one
+  /// still has not ended.
   void await() {
     threads_.await(timeout_);
     const auto late = threads_.at_work();
@@ -52,7 +52,7 @@ class ParallelApply {
                        "which was given up; waited ", timeout_.count(), " ms more");
   }
 
-  /// Calls `task(i)` for the first `used` devices. It is the library's own code, and comes to an end.
+  /// Calls `task(i)` for the first `used` devices. For the library's own code, which always ends.
   void run(std::size_t used, const Task& task) {
     const auto& errors = threads_.run(used, [&](std::size_t i) {
       const trace::PlaceScope place(device_ids_[i]);
@@ -62,8 +62,8 @@ class ParallelApply {
     if (first != errors.end()) fail_for(static_cast<std::size_t>(first - errors.begin()), errors);
   }
 
-  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. Where some
-  /// throw because one has, its error is thrown. The code may not come to an end: so the task owns what it works with.
+  /// The same for the model's code, in which the copies of a SyncBatchNorm meet; `recorded`: as one graph. If a failure
+  /// makes other devices throw, the first error is thrown. The code may never end, so the task must own what it uses.
   void operator()(std::size_t used, Task task, bool recorded = false) {
     groups_.begin(used, recorded);
     threads_.run(used, std::make_shared<const Task>([this, used, task = std::move(task)](std::size_t i) {
@@ -78,7 +78,7 @@ class ParallelApply {
     const auto culprit = groups_.culprit(used);
     if (!late.empty()) fail_without(late, culprit, errors);
     if (culprit) fail_for(*culprit, errors);
-    if (errors[0]) fail_for(0, errors);  // one device has no group
+    if (errors[0]) fail_for(0, errors);  // a single device has no group
   }
 
  private:
@@ -86,7 +86,7 @@ class ParallelApply {
     rethrow_with(errors[i], cat("DataParallel: ", names_[i], ": "));
   }
 
-  /// Throws TimeoutError for the devices that are late. What `culprit` has thrown may say why they are.
+  /// Throws TimeoutError for the devices that are late, with the exception of `culprit` as a possible reason.
   [[noreturn, gnu::cold]] void fail_without(const std::vector<std::size_t>& late, std::optional<std::size_t> culprit,
                                             const DeviceThreads::Errors& errors) const {
     std::string reason;

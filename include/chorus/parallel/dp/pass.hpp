@@ -1,5 +1,5 @@
 #pragma once
-/// One forward pass of DataParallel: what the devices' threads work with, even where one comes back late.
+/// One forward pass of DataParallel: the data of the devices' threads, kept alive for a thread that ends late.
 
 #include <algorithm>
 #include <chorus/core/random.hpp>
@@ -17,8 +17,7 @@
 
 namespace chorus::dp {
 
-/// Calls a model with the inputs in a tuple. (What the compiler says of a mistake in `forward` is short without
-/// std::apply.)
+/// Calls a model with the inputs in a tuple. (Without std::apply, compile errors in `forward` are short.)
 template <class Model, class... Own>
 auto call(Model& model, const std::tuple<Own...>& shares) {
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -26,13 +25,13 @@ auto call(Model& model, const std::tuple<Own...>& shares) {
   }(std::index_sequence_for<Own...>{});
 }
 
-/// `Shares`: the tuple of a device's inputs. `Returned`: what the model makes of them.
+/// `Shares`: the tuple of a device's inputs. `Returned`: the model's output.
 template <class Model, class Shares, class Returned>
 class Pass {
  public:
   using Output = Returned;
 
-  /// `devices`: so many take part. `random`: the whole batch's. `watch`: of the first device's parameters, or null.
+  /// `devices`: how many take part. `random`: the whole batch's. `watch`: for the first device's parameters, or null.
   Pass(const Split& how, std::size_t devices, Model& model, const Replicas<Model>& replicas,
        const RandomContext& random, std::shared_ptr<detail::UnlistedParameters> watch)
       : split(how),
@@ -48,8 +47,8 @@ class Pass {
 
   std::size_t devices() const { return drew_.size(); }
 
-  /// In the thread of device `i`: calls `task`, which comes to an end, and waits until it has on all devices. What the
-  /// first device's model writes into its buffers, the others have copied before.
+  /// In the thread of device `i`: calls `task`, which must end, and waits until all devices have done so. Thus the
+  /// buffers are copied before the first device's model writes to them.
   template <class Task>
   void prepare(const Task& task) {
     struct Wait {
@@ -60,7 +59,7 @@ class Pass {
     task();
   }
 
-  /// In the thread of device `i`: its copy of the model makes its output of its share.
+  /// In the thread of device `i`: its copy of the model computes the output for its share.
   void forward(std::size_t i) {
     forward(i, [&](Model& model, const RandomContext& whole) {
       RandomContext random = random_of_share(whole, split, i, static_cast<int>(split.devices));
@@ -69,7 +68,7 @@ class Pass {
       return random.drew;
     });
   }
-  /// The same where `compute(model, random)` fills `outputs`, and returns whether random numbers were drawn.
+  /// The same with `compute(model, random)`, which fills `outputs` and returns whether it drew random numbers.
   template <class Compute>
   void forward(std::size_t i, const Compute& compute) {
     const GradMode mode(grad_);
@@ -80,11 +79,11 @@ class Pass {
     drew_[i] = compute(i == 0 ? first_ : copies_[i - 1]->model(), whole);
   }
 
-  /// Whether random operations have drawn numbers on any device.
+  /// Whether random operations drew numbers on any device.
   bool drew() const { return std::find(drew_.begin(), drew_.end(), true) != drew_.end(); }
 
   const Split split;
-  // By share, of which each device has one.
+  // By share; each device has one.
   std::vector<std::optional<Shares>> shares;
   std::vector<GradientReturns> returns;
   std::vector<std::optional<Output>> outputs;

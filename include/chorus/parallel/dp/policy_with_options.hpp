@@ -1,6 +1,6 @@
 #pragma once
-/// What stands around DataParallel's five steps: the copies and their threads, how a pass begins and ends, and what
-/// options and extensions add.
+/// DataParallel without its five steps: the copies and their threads, the start and end of a pass, options and
+/// extensions.
 
 #include <algorithm>
 #include <chorus/parallel/dp/collectives.hpp>
@@ -28,10 +28,10 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
  public:
   using D = typename Policy<Model>::device_type;
 
-  /// For models that return their loss, the mean over their share: of the last forward pass's losses, one a device, the
-  /// mean over the whole batch. Each device counts by what its loss is a mean over (tokens that count, a sum of class
-  /// weights), or by its number of samples where that is not known: of a loss computed by hand, and under NoGrad.
-  /// Throws ShapeError for others, UsageError for sums of losses that are means over different numbers.
+  /// For models that return their loss, the mean over their share: combines the last forward pass's losses, one per
+  /// device, to the mean over the whole batch. A device is weighted by the elements of its loss's mean (counted tokens,
+  /// a sum of class weights), or by its samples if unknown: for a loss computed by hand, and under NoGrad. Throws
+  /// ShapeError for another number of losses, UsageError for sums of means over different numbers.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     return scalars_.mean(losses);
@@ -52,13 +52,13 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
     warn_of_imbalance<D>(options_.device_ids);
   }
 
-  /// How the batch is divided, and what the first device has beside numbers: the copies take it over.
+  /// Splits the batch and copies layer members other than parameters and buffers to the devices that take part.
   template <template <class> class Make, class... Inputs>
   auto begin_pass(const Inputs&... inputs) {
     return begin_shares<Make>(
         Index{devices()}, [](const Split& split) { return split.devices; }, inputs...);
   }
-  /// The same for a batch in `most` shares, of which `devices_of(split)` devices have some.
+  /// The same for a batch in `most` shares, which go to `devices_of(split)` devices.
   template <template <class> class Make, class DevicesOf, class... Inputs>
   auto begin_shares(Index most, const DevicesOf& devices_of, const Inputs&... inputs) {
     parallel_apply_.await();
@@ -91,7 +91,7 @@ class PolicyWithOptions : public OneProcessPolicy<Model>, protected BackwardRunn
 
   void before_backward(std::size_t devices) {
     forget_gradients(replicas_, devices);
-    // What is recomputed finds the model as it is now on one device, whatever passes there were in between.
+    // Recomputation must see the model as it is now on the first device, whatever passes came between.
     for (std::size_t i = 1; i < devices; ++i) {
       replicas_[i].end_recording();
       replicas_[i].take_members(this->model_);

@@ -1,8 +1,8 @@
 #pragma once
-/// An extension for gradients of gradients: where an input is a GraphVariable, all devices' work is one graph on the
-/// tape. Each copy between devices is an operation of it: of the parameters (PyTorch's Broadcast, whose reverse adds
-/// the gradients up), of inputs and of outputs. Who has a GraphVariable has included ops/higher_order.hpp; this header
-/// does without, for the sake of programs that have none.
+/// An extension for gradients of gradients: if an input is a GraphVariable, the work of all devices is one graph on the
+/// tape. Each copy between devices is an operation in it: of parameters (PyTorch's Broadcast, whose backward sums the
+/// gradients), of inputs and of outputs. A program with GraphVariables includes ops/higher_order.hpp; this header
+/// doesn't, to keep other programs small.
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -19,18 +19,18 @@
 
 namespace chorus::dp {
 
-/// Whether a forward pass on such inputs is recorded as one graph.
+/// Whether a forward pass with these inputs is recorded as one graph.
 template <class... Inputs>
 inline constexpr bool is_recorded = (detail::holds_graph_variables<Inputs> || ...);
 
-/// Makes `copy`, a replica's parameter that has the numbers of `original`, stand for a copy on the tape.
+/// Records `copy`, a replica's parameter with the values of `original`, on the tape as a copy of it.
 template <Real T, int Rank, Device D>
 void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   auto& from = static_cast<ParameterNode<T, Rank, D>&>(original);
   const auto& to = static_cast<const ParameterNode<T, Rank, D>&>(copy);
   copy.set_origin(detail::record_copy(to.value(), GraphVariable(from.as_variable()), trace::Traffic::gradients).node());
 }
-/// The same for one of any type. Throws UsageError for more axes than a convolution's weight has.
+/// The same for a parameter of any type. Throws UsageError for more than 5 axes.
 template <Device D>
 void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   const auto of_rank = [&]<int Rank>(std::integral_constant<int, Rank>) {
@@ -49,7 +49,7 @@ void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
                     " axes can't be copied to devices for GraphVariables: 5 are the most");
 }
 
-/// MakeShare, where Variables become GraphVariables.
+/// MakeShare that turns Variables into GraphVariables.
 template <class D>
 struct MakeRecordedShare : MakeShare<D> {
   using MakeShare<D>::MakeShare;
@@ -71,7 +71,7 @@ struct MakeRecordedShare : MakeShare<D> {
   }
 };
 
-/// JoinOutputs, where Variables are joined by recorded operations.
+/// JoinOutputs that joins Variables with recorded operations.
 template <class D>
 struct JoinRecordedOutputs : JoinOutputs<D> {
   using JoinOutputs<D>::JoinOutputs;
@@ -93,8 +93,8 @@ struct JoinRecordedOutputs : JoinOutputs<D> {
   }
 };
 
-/// Steps 1 to 3. All is put on the tape in the order of the devices, not of their threads: in the reverse of it
-/// backward adds up, without a step 5.
+/// Steps 1 to 3. Operations are recorded in the order of the devices, not of their threads, so backward sums in the
+/// reverse of that order. There is no step 5.
 template <class Model, class Shares, class Output, class Apply, class... Inputs>
 void recorded_forward(const std::shared_ptr<Pass<Model, Shares, Output>>& pass, const Replicas<Model>& replicas,
                       Apply& parallel_apply, const Inputs&... inputs) {

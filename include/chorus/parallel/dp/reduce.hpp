@@ -1,5 +1,5 @@
 #pragma once
-/// Step 5, reduce: the gradients of all copies are added to the model's own on the first device.
+/// Step 5, reduce: the gradients of all copies are added to the model's gradients on the first device.
 
 #include <algorithm>
 #include <chorus/kernels/copy.hpp>
@@ -12,7 +12,7 @@
 
 namespace chorus::dp {
 
-/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on the first `used` devices.
+/// Calls `f(i, entry of the model, entry of the copy)` for each parameter of the copies on devices 1 to `used` - 1.
 template <class Model, class F>
 void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f) {
   for (std::size_t i = 1; i < used; ++i)
@@ -20,14 +20,14 @@ void for_each_copy(const Replicas<Model>& replicas, std::size_t used, const F& f
       f(i, replicas.parameters(0).entries()[p], replicas[i].parameters().entries()[p]);
 }
 
-/// Before backward: one that failed may have left gradients on the copies.
+/// Called before backward: a failed backward may have left gradients on the copies.
 template <class Model>
 void forget_gradients(const Replicas<Model>& replicas, std::size_t used) {
   for_each_copy(replicas, used,
                 [](std::size_t, const auto&, const auto& copy) { copy.parameter().set_grad_arrived(false); });
 }
 
-/// `to`, on the first device, becomes or grows by `from`, on another.
+/// Copies `from` (on another device) to `to` (on the first), or adds it if `add`.
 template <Device D>
 void add_gradients(DType dtype, std::size_t count, D from_device, const std::byte* from, D to_device, std::byte* to,
                    bool add) {
@@ -35,7 +35,7 @@ void add_gradients(DType dtype, std::size_t count, D from_device, const std::byt
   if (!add) return copy_bytes(to_device, to, from_device, from, bytes);
   Storage<D> near;
   if constexpr (!std::is_same_v<D, Cpu>)
-    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel would not
+    if (from_device != to_device) {  // a copy waits for the other device's stream, a kernel doesn't
       near = Storage<D>(to_device, bytes);
       copy_bytes(to_device, near.data(), from_device, from, bytes);
       from = static_cast<const std::byte*>(near.data());
@@ -47,15 +47,15 @@ void add_gradients(DType dtype, std::size_t count, D from_device, const std::byt
     kernels::axpy(to_device, elements, 1.0, reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to));
 }
 
-/// Adds the gradients of the copies on devices 1 to `used` - 1 to those of the model, one copy after the other.
-/// `run(workers, task)` calls `task(i)` in the threads of the first devices.
+/// Adds the gradients of the copies on devices 1 to `used` - 1 to the model's, one copy after the other. `run(workers,
+/// task)` calls `task(i)` in the threads of the first devices.
 template <class Model, class Run>
 void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   struct Piece {
     std::size_t device, group, begin, count;
     bool add;
   };
-  std::vector<Piece> pieces;  // gradients that have arrived, neighbours as one
+  std::vector<Piece> pieces;  // arrived gradients; neighbours are merged
   std::vector<std::size_t> bytes(used);
   for_each_copy(replicas, used, [&](std::size_t i, const auto& entry, const auto& copy) {
     if (!copy.parameter().grad_arrived()) return;
@@ -73,8 +73,8 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   if (pieces.empty()) return;
   for (std::size_t i = 1; i < used; ++i)
     trace::sent(replicas.device(i).index, replicas.device(0).index, trace::Traffic::gradients, bytes[i]);
-  // Each worker adds its own block of the elements, from the first to the last that has a gradient: blocks are the same
-  // for all copies, though they may have gradients of different parameters. A GPU adds in the order of its stream.
+  // Each worker adds its own block of the range between the first and last element with a gradient. Blocks are the same
+  // for all copies, even if these have gradients of different parameters. A GPU adds in the order of its stream.
   const auto& groups = replicas.parameters(0).groups();
   struct Range {
     std::size_t begin = SIZE_MAX, end = 0;
@@ -102,9 +102,9 @@ void reduce(const Replicas<Model>& replicas, std::size_t used, const Run& run) {
   });
 }
 
-/// An extension for `grad`, which takes the gradients of some parameters and leaves all others as they are. Runs
-/// `backward` on all devices while the copies skip the parameters that the model skips, and adds what comes of it
-/// to where `grad` collects.
+/// An extension for `grad`, which computes the gradients of some parameters and leaves all others unchanged. Runs
+/// `backward` on all devices; the copies skip the parameters that the model skips. Adds the results to the buffers of
+/// `grad`.
 template <class Model, class Backward>
 void reduce_wanted(const Replicas<Model>& replicas, std::size_t used, const Backward& backward) {
   const auto skip = [&](bool on) {

@@ -13,7 +13,7 @@
 
 namespace chorus::dp {
 
-/// Calls `f` with every handle of a model: to a parameter or a buffer.
+/// Calls `f` with every parameter and buffer handle of a model.
 template <class F>
 void for_each_handle(nn::Module& model, const F& f) {
   struct Walk final : nn::detail::Walker {
@@ -25,7 +25,7 @@ void for_each_handle(nn::Module& model, const F& f) {
   Walk(f).walk(model);
 }
 
-/// Gives every layer of `to` the training flag that its counterpart in `from` has.
+/// Copies the training flag of every layer of `from` to its counterpart in `to`.
 inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   struct Flags final : nn::detail::Walker {
     std::vector<bool> flags;
@@ -44,7 +44,7 @@ inline void copy_training_flags(nn::Module& from, nn::Module& to) {
   to.set_own_training(from.training());
 }
 
-/// The copy, which is kept from step to step.
+/// A copy of the model that lives from step to step.
 template <class Model>
 class Replica {
  public:
@@ -67,8 +67,8 @@ class Replica {
   const std::vector<nn::NamedBuffer<D>>& buffers() const { return buffers_; }
   D device() const { return device_; }
 
-  /// Takes over what the original's layers have beside parameters and buffers, such as a rate or the training flag. Of
-  /// a model that can't be assigned to, since it has a member that can't, that is the training flags alone.
+  /// Copies the members of the original's layers other than parameters and buffers, such as a rate or the training
+  /// flag. If the model's type is not assignable, copies only the training flags.
   void take_members(Model& original) {
     if constexpr (std::is_copy_assignable_v<Model>) {
       model_ = original;
@@ -79,26 +79,26 @@ class Replica {
     }
   }
 
-  /// Whether parameter number i of the original has changed since this copy got it.
+  /// Whether parameter number i of the original has changed since it was sent to this copy.
   bool lacks(const typename Flat::Entry& original, std::size_t i) const {
     return seen_[i] != original.parameter().version();
   }
-  /// This copy now has the numbers of the original.
+  /// Records that this copy has the original's values.
   void is_up_to_date(const Flat& original) {
     const auto& entries = original.entries();
     for (std::size_t i = 0; i < entries.size(); ++i) {
       auto& own = flat_.entries()[i].parameter();
-      // What was made of the old numbers, such as a copy in bf16, is no good.
+      // Values derived from the old parameters, such as a bf16 copy, are invalid.
       if (const auto version = entries[i].parameter().version(); std::exchange(seen_[i], version) != version)
         own.touch();
       own.set_wants_grad(entries[i].parameter().wants_grad());
     }
     end_recording();
   }
-  /// Nobody knows what this copy has: it lacks everything.
+  /// The copy's values are unknown: it lacks all parameters.
   void forget() { seen_.assign(seen_.size(), 0); }
 
-  /// The parameters stand for copies of the original's on the tape (see recorded.hpp), or no more.
+  /// Starts or ends treating parameters as copies of the original's on the tape (see recorded.hpp).
   void begin_recording() { recorded_ = true; }
   void end_recording() {
     if (!std::exchange(recorded_, false)) return;
@@ -115,14 +115,14 @@ class Replica {
   bool recorded_ = false;
 };
 
-/// The model on the first device, and its copies on the others.
+/// The model on the first device and its copies on the others.
 template <class Model>
 class Replicas {
  public:
   using D = typename Replica<Model>::D;
   using Copies = std::vector<std::shared_ptr<Replica<Model>>>;  // of devices 1, 2, ...
 
-  /// `parameters` and `buffers` of the model, for as long as this lives.
+  /// `parameters` and `buffers` of the model must outlive this.
   Replicas(const Model& model, const nn::FlatParameters<D>& parameters, const std::vector<nn::NamedBuffer<D>>& buffers,
            const std::vector<int>& device_ids)
       : parameters_(parameters), buffers_(buffers) {
@@ -132,7 +132,7 @@ class Replicas {
 
   std::size_t size() const { return copies_.size() + 1; }
   const Copies& copies() const { return copies_; }
-  /// The copy on device `i`, which is at least 1.
+  /// The copy on device `i`, i at least 1.
   Replica<Model>& operator[](std::size_t i) const { return *copies_[i - 1]; }
   const nn::FlatParameters<D>& parameters(std::size_t i) const {
     return i == 0 ? parameters_ : (*this)[i].parameters();

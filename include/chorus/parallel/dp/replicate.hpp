@@ -1,5 +1,5 @@
 #pragma once
-/// Step 2, replicate: a model's copy gets the parameters that have changed, and all buffers.
+/// Step 2, replicate: a model's copy gets the changed parameters and all buffers.
 
 #include <chorus/parallel/dp/replica.hpp>
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace chorus::dp {
 
-/// Calls `use(group, begin, count)` for each range of a flat buffer that is taken up by neighbours for which
-/// `wanted(entry number)`.
+/// Calls `use(group, begin, count)` for each contiguous range of a flat buffer whose entries are all `wanted(entry
+/// number)`.
 template <class Entry, class Wanted, class Use>
 void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const Use& use) {
   for (std::size_t i = 0; i < entries.size();) {
@@ -21,7 +21,7 @@ void for_each_run(const std::vector<Entry>& entries, const Wanted& wanted, const
   }
 }
 
-/// To the copy on device `i`, from the model on the first device, which has all already.
+/// Copies from the model on the first device to the copy on device `i`; nothing to do for device 0.
 template <class Model>
 void replicate(const Replicas<Model>& replicas, std::size_t i) {
   if (i == 0) return;

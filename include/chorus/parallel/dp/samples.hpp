@@ -1,5 +1,5 @@
 #pragma once
-/// The samples of a batch: how many there are, and how they are shared out.
+/// The samples of a batch: how many there are, and how they are divided.
 
 #include <algorithm>
 #include <chorus/autograd/batch_axis.hpp>
@@ -15,14 +15,14 @@ namespace chorus {
 
 namespace detail {
 
-/// Whether a Tensor or Variable has the axis along which it would be cut. One without goes to every device whole.
+/// Whether a Tensor or Variable has the axis along which inputs are cut. Otherwise every device gets all of it.
 template <Operand X>
 bool has_samples(const X& x, int dim) {
   return batch_axis_of<X>(dim) < static_cast<int>(value_of(x).shape().size());
 }
 
-/// The number of samples in a policy's inputs: of the inputs that say their axis (BatchAxis), else of the first that
-/// has the policy's axis; 1 where there are none. Throws ShapeError where two say axes of different sizes.
+/// The number of samples in a policy's inputs: from the inputs with a marked axis (BatchAxis), else from the first that
+/// has the policy's axis; 1 if there is none. Throws ShapeError if two marked axes differ in size.
 template <class... Inputs>
 Index samples_of(int dim, const Inputs&... inputs) {
   std::optional<Index> said, first;
@@ -47,12 +47,12 @@ struct Split {
   Index batch = 1;
   std::size_t devices = 1;
   int dim = 0;
-  std::vector<const void*> whole = {};  ///< inputs that belong to no sample, though they are as long as the batch
+  std::vector<const void*> whole = {};  ///< inputs without samples that are as long as the batch
 
-  /// Of share `i`: its first sample, and how many samples it has.
+  /// The first sample and the number of samples of share `i`.
   Index begin(std::size_t i) const { return share_begin(batch, devices, i); }
   Index size(std::size_t i) const { return begin(i + 1) - begin(i); }
-  /// Whether an input is cut: where it has as many samples. Others go to every device whole.
+  /// Whether an input is cut: its length is the batch's. Every device gets all of other inputs.
   template <Operand X>
   bool cuts(const X& x) const {
     return detail::has_samples(x, dim) && value_of(x).size(detail::batch_axis_of<X>(dim)) == batch &&
@@ -60,8 +60,8 @@ struct Split {
   }
 };
 
-/// What the random operations of share `i` draw from: the numbers of its samples. `whole`: of the whole of what is
-/// split. Both have to outlive the result. `devices`: as many as share the batch.
+/// The random context of share `i`: the random numbers of its samples. `whole`: the context of the whole batch. Both
+/// arguments must outlive the result. `devices`: how many share the batch.
 inline RandomContext random_of_share(const RandomContext& whole, const Split& split, std::size_t i, int devices) {
   RandomContext share = whole;
   share.first_sample = [&whole, begin = split.begin(i)] {

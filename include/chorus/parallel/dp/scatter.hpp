@@ -1,5 +1,5 @@
 #pragma once
-/// Step 1, scatter: each device gets its share of the inputs. In backward the gradients of the shares go back.
+/// Step 1, scatter: each device gets its share of the inputs. Backward returns the gradients of the shares.
 
 #include <array>
 #include <chorus/kernels/axis_block.hpp>
@@ -13,8 +13,8 @@
 
 namespace chorus::dp {
 
-/// Adds the gradient of a device's share to the gradient of the input: to its range of `axis` that begins with sample
-/// `begin`, or where the input was not cut to all of it.
+/// Adds the gradient of a device's share to the input's gradient: to the range of `axis` that begins at sample `begin`,
+/// or to all of it if the input was not cut.
 template <class T, int Rank, class D>
 void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& input, bool cut, int axis, Index begin) {
   if (!share.grad().defined()) return;
@@ -29,9 +29,9 @@ void return_gradient(const Variable<T, Rank, D>& share, GradNode<T, Rank, D>& in
                      grad.size(axis), grad.data(), target.data(), true);
 }
 
-/// Makes device `number`'s share of each tensor in an input: the samples that are its own, or of what belongs to no
-/// sample the whole. Of a Variable that wants a gradient the share is a leaf, whose gradient goes back later. What has
-/// no tensors in it is the same object for all devices.
+/// Makes device `number`'s share of each tensor in an input: its own samples, or all of a tensor without samples. The
+/// share of a Variable that wants a gradient is a leaf; its gradient is returned later. All devices share objects
+/// without tensors.
 template <class D>
 struct MakeShare : detail::TensorFunction {
   const Split& split;
@@ -66,7 +66,7 @@ struct MakeShare : detail::TensorFunction {
   }
 };
 
-/// Device `number`'s share of the inputs, as a tuple. `returns` gets what brings the gradients back.
+/// Device `number`'s share of the inputs, as a tuple. `returns` gets the functions that return the gradients.
 template <template <class> class Make = MakeShare, Device D, class... Inputs>
 auto scatter(const Split& split, std::size_t number, D device, GradientReturns& returns, const Inputs&... inputs) {
   const trace::Span span(trace::Lane::communication, "copy", "scatter");
@@ -75,7 +75,7 @@ auto scatter(const Split& split, std::size_t number, D device, GradientReturns& 
       detail::map_tensors(std::array{&inputs}, share)...};
 }
 
-/// What `scatter` makes of such inputs.
+/// The result type of `scatter` for these inputs.
 template <template <class> class Make, Device D, class... Inputs>
 using Shares =
     decltype(scatter<Make>(Split{}, 0, D{}, std::declval<GradientReturns&>(), std::declval<const Inputs&>()...));

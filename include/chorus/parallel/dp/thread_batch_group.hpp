@@ -1,6 +1,6 @@
 #pragma once
-/// An extension of step 3 for SyncBatchNorm: the threads of the devices are a BatchGroup, which meet to add up their
-/// numbers. Each wait has a deadline.
+/// An extension of step 3 for SyncBatchNorm: the devices' threads are a BatchGroup and meet to add up their statistics.
+/// Each wait has a deadline.
 
 #include <algorithm>
 #include <any>
@@ -23,43 +23,43 @@
 
 namespace chorus::dp {
 
-/// A meeting of threads that have a common task, again and again. Once a member has ended its task, has thrown, or has
-/// not come within `timeout`, nobody meets any more in this task: the others throw errors that name it.
+/// A barrier that threads with a common task use repeatedly. Once a member has ended its task, has thrown, or has not
+/// arrived within `timeout`, the members of this task stop meeting: the others throw errors that name it.
 class ThreadMeeting {
  public:
-  /// `names`: what errors call the members.
+  /// `names`: the members, in errors.
   ThreadMeeting(std::vector<std::string> names, std::chrono::milliseconds timeout);
 
-  /// Before the members' next task, whose forward pass is `recorded` as one graph or not.
+  /// Called before the members' next task; `recorded`: its forward pass is recorded as one graph.
   void begin(bool recorded);
   bool recorded() const { return recorded_; }
-  /// Other in each task.
+  /// The number of the task, different for each.
   std::size_t task() const { return task_; }
 
-  /// This member's task has ended, or thrown. Where the first member doesn't come back, whose thread is the caller's,
-  /// nobody can be told: who has given up waiting for it then ends the process.
+  /// This member's task has ended or thrown. The first member's thread is the caller's: if it never ends, no error can
+  /// be reported, so a member that gave up waiting for it ends the process.
   void leave(std::size_t member, bool thrown);
-  /// Of those who have thrown in this task, the one because of whom others have; none where nobody has.
+  /// Among the members that threw in this task, the one that caused the failure; none if none threw.
   std::optional<std::size_t> culprit() const;
 
-  /// Adds up in the order of members, so that every run gives the same bits.
+  /// Adds in the order of members, so that every run gives the same bits.
   void sum(std::size_t member, std::span<double> values);
-  /// The largest of each.
+  /// The elementwise maximum.
   void max(std::size_t member, std::span<double> values);
-  /// What each member gives.
+  /// The values of all members.
   std::vector<std::any> exchange(std::size_t member, const std::any& own);
 
  private:
-  // Who throws while at work has an error of its own; the others' errors follow from it, or from who hasn't come.
+  // A member that throws at work has an error of its own; the others' errors follow from it or from a missing member.
   enum class Member { at_work, gave_up, turned_away, waiting, ended, failed };
-  // Of several the first one, whoever was faster.
+  // Of several members the lowest-numbered one, independent of timing.
   struct Culprit {
     Member was;
     std::size_t member;
     auto operator<=>(const Culprit&) const = default;
   };
 
-  // `into_total` makes of all members' `values_` the total, which is 0 before.
+  // `into_total` combines all members' `values_` into the total, which is 0 before.
   template <class IntoTotal>
   void combine(std::size_t member, std::span<double> values, const IntoTotal& into_total) {
     const auto all = [&] {
@@ -74,11 +74,11 @@ class ThreadMeeting {
     std::copy(total_.begin(), total_.end(), values.begin());
   }
 
-  // How many times `timeout` the first member may work on after the others have failed.
+  // The first member may continue for this many timeouts after the others have failed.
   static constexpr int patience = 5;
 
-  // Each member calls `arrive`, the last one then `complete`; the lock is held for what follows. No member can come to
-  // the next meeting's end before all have gone from this one.
+  // Each member calls `arrive`, then the last one calls `complete`; the caller holds the returned lock. No member can
+  // end the next meeting before all have left this one.
   template <class Arrive, class Complete>
   std::unique_lock<std::mutex> meet(std::size_t member, const Arrive& arrive, const Complete& complete) {
     std::unique_lock lock(mutex_);
@@ -115,8 +115,8 @@ class ThreadMeeting {
   std::optional<Culprit> culprit_;
 };
 
-/// One device's place in a meeting, as a BatchGroup. The outputs are joined before the loss, so gradients are those of
-/// the whole batch already.
+/// One device's membership as a BatchGroup. Outputs are joined before the loss, so gradients are the whole batch's
+/// already.
 class ThreadBatchGroup final : public BatchGroup {
  public:
   ThreadBatchGroup(std::shared_ptr<ThreadMeeting> meeting, std::size_t member)
@@ -138,11 +138,11 @@ class ThreadBatchGroup final : public BatchGroup {
 /// The groups of a process's first 2, 3, ... devices.
 class ThreadBatchGroups {
  public:
-  /// `names` of the devices' copies of the model, for errors; `timeout` of each wait of one for the others.
+  /// `names`: the devices' copies of the model, in errors; `timeout`: of each wait for the others.
   ThreadBatchGroups(std::vector<std::string> names, std::chrono::milliseconds timeout)
       : names_(std::move(names)), timeout_(timeout), of_(names_.size() + 1) {}
 
-  /// While it lives, `member` of `members` devices works on its share.
+  /// While it lives, device `member` of `members` works on its share.
   class Membership {
    public:
     Membership(ThreadBatchGroups& groups, std::size_t members, std::size_t member);
@@ -151,15 +151,15 @@ class ThreadBatchGroups {
     Membership& operator=(const Membership&) = delete;
 
    private:
-    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may come back when the groups are gone
+    std::shared_ptr<ThreadMeeting> meeting_;  // this thread may end after the groups
     std::size_t member_;
     int exceptions_before_ = std::uncaught_exceptions();
     BatchGroupScope scope_;
   };
 
-  /// Before a task of `members` devices, each of which opens a Membership.
+  /// Called before a task of `members` devices, each of which opens a Membership.
   void begin(std::size_t members, bool recorded);
-  /// After it: the device that has thrown and made others throw, if one has.
+  /// Called after it: the device whose exception made others throw, if any.
   std::optional<std::size_t> culprit(std::size_t members) const;
 
  private:

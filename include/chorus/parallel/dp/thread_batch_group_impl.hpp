@@ -1,5 +1,5 @@
 #pragma once
-/// How the threads of one pass meet, and find out who will not come.
+/// How the threads of one pass meet, and detect members that will not arrive.
 
 #include <algorithm>
 #include <any>

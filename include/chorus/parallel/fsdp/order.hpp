@@ -1,5 +1,5 @@
 #pragma once
-/// In which order a pass gathers units.
+/// The order in which a pass gathers units.
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
@@ -10,22 +10,22 @@
 
 namespace chorus::fsdp {
 
-/// The first pass of a kind guesses; from then on all ranks gather in the order in which rank 0 had touched the units:
-/// whatever a rank computes, it takes part in all gathers, each once.
+/// The first pass of a kind guesses the order; later all ranks gather in the order in which rank 0 used the units.
+/// Every rank takes part in all gathers, each once, whatever it computes.
 struct Order {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
   std::vector<std::size_t> units;
   std::vector<std::size_t> place;      // by unit: its index in `units`, or none
-  std::vector<std::size_t> last_used;  // by unit: how far the pass had come in `units` when it was used last
+  std::vector<std::size_t> last_used;  // by unit: the pass's position in `units` at the unit's last use
   bool learned = false;
 
-  /// With the guess that each unit is used once.
+  /// Guesses that each unit is used once.
   Order(std::vector<std::size_t> guess, std::size_t of) : units(std::move(guess)), place(of, none), last_used(of, 0) {
     for (std::size_t i = 0; i < units.size(); ++i) place[units[i]] = last_used[units[i]] = i;
   }
 
-  /// All ranks take rank 0's, which they know from now on.
+  /// Gives all ranks rank 0's order.
   template <class Communicator>
   void take_rank_0s(Communicator& ranks) {
     learned = true;

@@ -1,5 +1,5 @@
 #pragma once
-/// What a rank has of a parameter, as optimizers take it.
+/// A rank's part of a parameter, as optimizers see it.
 
 #include <chorus/parallel/parameter_slice.hpp>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace chorus::fsdp {
 
-/// This rank's part of a parameter, and the average of its gradient, which the other ranks don't have.
+/// This rank's part of a parameter and of its averaged gradient.
 template <Device D>
 class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
@@ -16,7 +16,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
 
   void* place() const override { return this->at(this->whole().place()); }
   bool grad_arrived() const override { return arrived_; }
-  /// With the part's gradient goes what passes under no_sync have added up in the whole one.
+  /// Dropping the part's gradient also drops the whole parameter's gradient from passes under no_sync.
   void set_grad_arrived(bool arrived) override {
     arrived_ = arrived;
     if (arrived) return;
@@ -24,7 +24,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
     this->whole().set_grad_arrived(false);
   }
   std::uint32_t times_forgotten() const override { return forgotten_; }
-  /// The average is there, or is put aside while another pass adds to it: the whole parameter's gradient stays.
+  /// The average has arrived, or is put aside while another pass adds to it: the whole parameter's gradient stays.
   void set_averaged(bool averaged) { arrived_ = averaged; }
 
  private:

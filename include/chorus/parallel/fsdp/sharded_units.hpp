@@ -1,5 +1,5 @@
 #pragma once
-/// FullyShardedDataParallel as an extension of DistributedDataParallel: what happens at the moments of a pass.
+/// FullyShardedDataParallel as an extension of DistributedDataParallel, called at the moments of a pass.
 
 #include <algorithm>
 #include <chorus/kernels/copy.hpp>
@@ -18,8 +18,8 @@
 
 namespace chorus::fsdp {
 
-/// A bucket of gradients is a unit's. Averages are taken in parts (ReduceScatter); each part becomes the gradient of
-/// this rank's shard, and the rest goes as soon as the bucket is back.
+/// A bucket holds the gradients of one unit. Averages are taken in parts (ReduceScatter). Each part becomes the
+/// gradient of this rank's shard; the rest is freed as soon as the bucket has returned.
 template <Device D, class Communicator>
 class ShardedUnits final : public ddp::Extension<D> {
  public:
@@ -38,7 +38,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
     missing_.resize(at_hand_->units());
     aside_.resize(at_hand_->units());
-    // Gradients stay where their units are.
+    // The layout of gradients must stay that of the units.
     if (auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>()) order->set_learned(true);
   }
   ~ShardedUnits() override { at_hand_->end(); }
@@ -47,21 +47,21 @@ class ShardedUnits final : public ddp::Extension<D> {
   /// This rank's parts of all parameters, for an optimizer.
   const std::vector<nn::NamedParameter<D>>& shards() const { return shards_; }
 
-  // A unit that has a gradient to send is sent whole, so that parts stay what they are when others freeze.
+  // A unit with any gradient to send is sent whole, so that parts don't change when parameters freeze.
   void choose(std::span<char> sends) override {
     std::vector<char> of_unit(at_hand_->units());
     for (std::size_t i = 0; i < sends.size(); ++i)
       if (sends[i]) of_unit[unit_of_[i]] = true;
     for (std::size_t i = 0; i < sends.size(); ++i) sends[i] = of_unit[unit_of_[i]];
   }
-  // Ranks compare what they want wherever it has changed.
+  // Ranks compare which parameters want gradients whenever that changes.
   void forward_begins(ddp::ForwardPass& pass) override {
     for (std::size_t i = 0; i < core_.entries(); ++i)
       if (std::exchange(wanted_[i], core_.parameter(i).wants_grad()) != core_.parameter(i).wants_grad())
         pass.changed = true;
   }
 
-  // Backward is about to begin, on all ranks.
+  // Backward is about to begin on all ranks.
   void weighed() override {
     put_aside();
     std::fill(missing_.begin(), missing_.end(), 0);
@@ -79,7 +79,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     if (--missing_[u] == 0) at_hand_->gradients_complete(u);
     if (!core_.sync) shard_of_[i]->set_grad_local(true);
   }
-  // One bucket is on its way while the next one fills.
+  // At most two buckets are sent at once: one may be under way while the next one fills.
   void bucket_is_full(const ddp::Bucket&) override {
     while (core_.buckets.on_their_way().size() > 2) {
       const auto first = core_.buckets.on_their_way().first(1);
@@ -109,7 +109,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
   }
-  // A pass adds to averages that no optimizer has forgotten: they wait aside, for what a rank adds up is its own.
+  // A pass adds to averages that no optimizer has dropped: they wait, as this pass's gradients are not averaged yet.
   void put_aside() {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
@@ -146,10 +146,10 @@ class ShardedUnits final : public ddp::Extension<D> {
   ddp::Core<D, Communicator>& core_;
   std::shared_ptr<AtHand> at_hand_;
   std::vector<std::size_t> unit_of_;                 // by entry
-  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty where this rank has nothing of it
+  std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty if this rank has no part of it
   std::vector<nn::NamedParameter<D>> shards_;
-  std::vector<char> wanted_;               // by entry: a gradient, in the last forward pass
-  std::vector<int> missing_;               // by unit: gradients that this backward pass has yet to bring
+  std::vector<char> wanted_;               // by entry: wanted a gradient in the last forward pass
+  std::vector<int> missing_;               // by unit: gradients that are still missing in this backward pass
   std::vector<std::vector<Aside>> aside_;  // by unit
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered, and given back, together.
+/// The units of FullyShardedDataParallel: neighbouring parameters that are gathered and freed together.
 
 #include <algorithm>
 #include <chorus/nn/flat_parameters.hpp>
@@ -30,18 +30,18 @@ ddp::Elements within(const Unit& unit, const typename nn::FlatParameters<D>::Ent
 
 namespace detail {
 
-/// What a parameter belongs to, from its path: that of its module.
+/// The path of a parameter's module, from the parameter's path.
 inline std::string_view owner(std::string_view path) {
   const auto dot = path.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
 }
 
-/// The paths of all modules of the types `Blocks` in a model, those within others left out.
+/// The paths of all modules of the types `Blocks` in a model, without those nested in others.
 template <class... Blocks>
 class PathsOf final : public nn::detail::Walker {
  public:
   explicit PathsOf(nn::Module& model) { this->walk(model); }
-  /// The path of the block that a parameter belongs to; empty where it belongs to none.
+  /// The path of the block that contains a parameter; empty if none does.
   std::string_view block_of(std::string_view parameter) const {
     for (const std::string& path : paths_)
       if (parameter.starts_with(path) && parameter.substr(path.size()).starts_with('.')) return path;
@@ -78,8 +78,8 @@ std::vector<Unit> cut(const nn::FlatParameters<D>& flat, const Starts& starts) {
 }  // namespace detail
 }  // namespace fsdp
 
-/// Units of at most so many bytes, cut between modules: what one layer has stays together. One that is larger is a unit
-/// of its own, and what is frozen when the policy takes the model is apart from the rest.
+/// Units of at most `Bytes` bytes, cut between modules: the parameters of one layer stay together. A larger layer is a
+/// unit of its own. Parameters that are frozen when the policy takes the model have separate units.
 template <std::size_t Bytes>
 struct ByBytes {
   static constexpr bool reshard_after_forward = true;
@@ -103,7 +103,7 @@ struct ByBytes {
   }
 };
 
-/// A unit for each module of the types `Blocks`, such as a transformer's layer; what lies between them makes others.
+/// A unit for each module of the types `Blocks`, such as a transformer layer; parameters between them form other units.
 template <class... Blocks>
 struct ByModule {
   static constexpr bool reshard_after_forward = true;
@@ -119,8 +119,8 @@ struct ByModule {
   }
 };
 
-/// ZeRO's stage 2: what a forward pass has gathered stays until backward has used it, so that a step gathers each unit
-/// once; gradients and the optimizer's state are in parts alone.
+/// ZeRO's stage 2: units gathered in forward stay until backward has used them, so that a step gathers each unit once.
+/// Only gradients and optimizer state are sharded.
 struct KeepParameters : ByBytes<> {
   static constexpr bool reshard_after_forward = false;
 };

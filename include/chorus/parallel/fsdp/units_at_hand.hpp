@@ -1,5 +1,5 @@
 #pragma once
-/// Which units of the parameters a rank has at hand: gathered when an operation touches them, given back after.
+/// Which units of the parameters a rank has gathered: operations gather them; they are freed afterwards.
 
 #include <algorithm>
 #include <chorus/autograd/tape.hpp>
@@ -24,24 +24,24 @@
 
 namespace chorus::fsdp {
 
-/// What a rank is doing with its parameters.
+/// The phase in which a rank uses its parameters.
 enum class Pass : std::uint8_t {
-  none,     // its parts rest
+  none,     // only this rank's parts are present
   forward,  // a forward pass that backward will follow
-  aside,    // one without gradients
+  aside,    // a forward pass without gradients
   backward,
-  gathered,  // somebody looks at them
+  gathered,  // within gathered()
 };
 
-/// Each rank keeps its part of each unit, and takes in the others' where they belong in the flat buffer, so that
-/// tensors and what backward has saved find the numbers where they were. All ranks make the same calls, and gather in
-/// one order (see Order). At most two units are whole at a time: the one that operations read, and the next, which is
-/// on its way; but one that is used again later in the pass stays.
+/// Each rank keeps its part of each unit and gathers the other parts at their places in the flat buffer, so that
+/// addresses in tensors and in saved values stay valid. All ranks make the same calls and gather in one order (see
+/// Order). At most two units are whole at a time: the one that operations read, and the next, which is being gathered.
+/// A unit that is used again later in the pass stays.
 template <Device D, class Communicator>
 class UnitsAtHand final : public Residence {
  public:
-  /// The numbers of all units are there. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`:
-  /// see KeepParameters.
+  /// All units are present at first. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`: see
+  /// KeepParameters.
   UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
               bool reshard_after_forward)
       : flat_(&flat),
@@ -54,8 +54,8 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers into pages that come and go, and gives back what is other ranks'. What is promised is
-  /// drawn: of each unit this rank's part.
+  /// Moves the flat buffers to memory whose pages can be freed, and frees the other ranks' parts. Draws promised
+  /// values: only this rank's part of each unit.
   [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
     const int slot = trace_slot(flat_->groups().front().values.device());
     {
@@ -81,7 +81,7 @@ class UnitsAtHand final : public Residence {
     }
     CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
   }
-  /// The policy has ended.
+  /// The policy is being destroyed.
   void end() { flat_ = nullptr; }
 
   std::size_t units() const { return states_.size(); }
@@ -92,9 +92,9 @@ class UnitsAtHand final : public Residence {
                         static_cast<std::size_t>(ranks_.size()));
   }
 
-  // A pass.
+  // Passes.
 
-  /// All ranks begin with their parts; but backward finds what the forward pass has left.
+  /// All ranks begin with their parts only; backward also keeps units that the forward pass left.
   void begin(Pass pass) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     pass_ = pass;
@@ -105,14 +105,14 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
-    // What backward begins with is there: the next unit comes meanwhile.
+    // Backward's first unit is present: gather the next one meanwhile.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
       for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
     }
   }
-  /// Its end: gathers what the others have, and this rank has not needed, and gives all back but what backward is about
-  /// to begin with.
+  /// Ends the pass: joins the gathers that other ranks need and this one didn't, and frees all units except the one
+  /// that backward begins with.
   void end_pass() {
     Order& order = order_of_pass();
     while (next_ < order.units.size()) {
@@ -132,7 +132,7 @@ class UnitsAtHand final : public Residence {
       for (State& state : states_) state.first_node = never;
     pass_ = Pass::none;
   }
-  /// After an exception: what is on its way comes, and all is given back.
+  /// After an exception: waits for gathers and frees all units.
   [[gnu::cold]] void give_up() noexcept {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       try {
@@ -145,31 +145,31 @@ class UnitsAtHand final : public Residence {
     pass_ = Pass::none;
   }
 
-  /// The gradients of a unit are there, as far as this backward pass makes them: nothing reads its numbers any more.
+  /// The unit's gradients of this backward pass are complete: nothing reads its parameters any more.
   void gradients_complete(std::size_t u) {
     if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
   }
-  /// A gradient is written in a unit.
+  /// A gradient of the unit is about to be written.
   void gradient_comes(std::size_t u) {
     State& state = states_[u];
     if (std::exchange(state.has_gradients, true)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
   }
-  /// Other ranks have the rest of the unit's gradients.
+  /// Frees the parts of the unit's gradients that belong to other ranks.
   void give_gradients_back(std::size_t u) {
     State& state = states_[u];
     if (!std::exchange(state.has_gradients, false)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
   }
 
-  /// All numbers of all units are there until `end_gathered`.
+  /// Keeps all units gathered until `end_gathered`.
   [[gnu::cold]] void begin_gathered() {
     begin(Pass::gathered);
     for (std::size_t u = 0; u < states_.size(); ++u) start(u);
     for (std::size_t u = 0; u < states_.size(); ++u) arrive(u);
     versions_ = versions();
   }
-  /// `write`: rank 0's numbers are everybody's now.
+  /// `write`: all ranks take rank 0's values.
   [[gnu::cold]] void end_gathered(bool write) noexcept {
     try {
       if (!write)
@@ -208,9 +208,9 @@ class UnitsAtHand final : public Residence {
     Unit unit;
     At at = At::here;
     bool touched = false, gathered = false;  // in this pass
-    bool has_gradients = false;              // whole ones
-    std::uint64_t last_use = 0;              // operations that had ended then
-    std::size_t last_used = 0;               // units that the pass had touched then, less one
+    bool has_gradients = false;              // of the whole unit
+    std::uint64_t last_use = 0;              // operations that had ended at the last use
+    std::size_t last_used = 0;               // units that the pass had used by then, minus one
     std::uint64_t first_node = never;        // nodes with smaller numbers don't use it
     std::vector<comm::Work> work = {};
   };
@@ -227,7 +227,7 @@ class UnitsAtHand final : public Residence {
 
   Order& order_of_pass() { return pass_ == Pass::backward ? backward_ : pass_ == Pass::aside ? aside_ : forward_; }
 
-  // The order of the layers, as they are listed: the flat buffers have the last one first.
+  // The order in which layers are listed: the flat buffers have the last one first.
   static std::vector<std::size_t> layer_order(const std::vector<Unit>& units) {
     std::vector<std::size_t> order(units.size());
     std::iota(order.rbegin(), order.rend(), std::size_t{0});
@@ -290,7 +290,7 @@ class UnitsAtHand final : public Residence {
       if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
     on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
   }
-  // Units that the pass is done with, and that no operation under way can have taken. `now` is in use.
+  // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
   void give_passed_back(std::size_t now) {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       State& state = states_[u];
@@ -302,14 +302,14 @@ class UnitsAtHand final : public Residence {
   }
   bool is_passed(std::size_t u) const {
     const State& state = states_[u];
-    // What backward has behind it; what has gradients to come says so itself.
+    // Backward: units whose nodes have all run; units with gradients to come are freed in gradients_complete.
     if (pass_ == Pass::backward)
       return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
     if (!reshard_after_forward_) return false;
     const Order& order = pass_ == Pass::aside ? aside_ : forward_;
     return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
   }
-  // What this rank has not touched, and others may, keeps its place before what came next in the guess.
+  // Units that this rank has not used, but others may, keep their place before their successor in the guess.
   void learn(Order& order) {
     std::vector<std::size_t> units = touched_;
     if (keeps_unused_)
@@ -324,7 +324,7 @@ class UnitsAtHand final : public Residence {
     order.take_rank_0s(ranks_);
   }
 
-  // Calls `f(begin, end)` with the bytes of a group's buffer that are other ranks' parts of the unit.
+  // Calls `f(begin, end)` with the byte ranges of a group's buffer that hold other ranks' parts of the unit.
   template <class F>
   void on_others(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
@@ -371,11 +371,11 @@ class UnitsAtHand final : public Residence {
   std::vector<State> states_;
   std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
   Pass pass_ = Pass::none;
-  std::size_t next_ = 0;                 // of the pass's order: gathers that have been started
-  std::size_t come_ = 0;                 // how far the pass has come in it
+  std::size_t next_ = 0;                 // index in the pass's order: gathers that have been started
+  std::size_t come_ = 0;                 // the pass's position in its order
   std::vector<std::size_t> touched_;     // in this pass
   std::vector<std::uint64_t> versions_;  // of the parameters, when they were gathered
-  std::exception_ptr failure_;           // of what could not throw
+  std::exception_ptr failure_;           // an error of a function that can't throw
 };
 
 }  // namespace chorus::fsdp

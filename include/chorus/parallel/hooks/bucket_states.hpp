@@ -1,5 +1,5 @@
 #pragma once
-/// What a communication hook keeps of each bucket from step to step.
+/// A communication hook's state per bucket.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::detail {
 
-/// A hook doesn't know its model's scalar and device types; what it keeps does. A bucket's index has one type of state.
-/// A copy is for another net, with other buckets: it has nothing yet.
+/// Holds state whose types depend on the model's scalar and device types, which a hook doesn't know. A bucket's index
+/// has one type of state. A copy of a hook is for another net with other buckets, so its state is empty.
 class BucketStates {
  public:
   BucketStates() = default;
@@ -35,7 +35,7 @@ class BucketStates {
   std::vector<std::shared_ptr<void>> states_;
 };
 
-/// `tensor` with `count` numbers; 0 where it is new.
+/// Resizes `tensor` to `count` numbers; a new one is zero.
 template <Scalar T, Device D>
 void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   if (tensor.defined() && tensor.numel() == static_cast<Index>(count)) return;
@@ -43,15 +43,15 @@ void grow(Tensor<T, 1, D>& tensor, std::size_t count, D device) {
   tensor = Tensor<T, 1, D>::zeros({static_cast<Index>(count)}, device);
 }
 
-/// This rank's weight in units of that of an even share. What has not been sent waits in the unit of an even share,
-/// since the next step may weigh this rank otherwise; without samples it waits on.
+/// This rank's weight relative to an even share. Residuals are kept in units of an even share, since the weight may
+/// differ in the next step; on a rank without samples they are kept.
 template <Scalar T>
 T even_shares(double weight, int ranks) {
   return static_cast<T>(weight * ranks);
 }
 
-/// Adds to the gradients what has not been sent yet, of which nothing is left then: one rank alone sends nothing, and
-/// may have it from a checkpoint of several.
+/// Adds the residual to the gradients and clears it. A single rank sends nothing, but may have a residual from a
+/// checkpoint of several ranks.
 template <Scalar T, Device D>
 void add_rest(Tensor<T, 1, D>& rest, std::span<T> gradients, D device) {
   if (!rest.defined()) return;

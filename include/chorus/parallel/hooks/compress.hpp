@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients that travel in 2 bytes a number.
+/// Gradients that are sent in 2 bytes per number.
 
 #include <array>
 #include <chorus/kernels/copy.hpp>
@@ -11,10 +11,10 @@
 
 namespace chorus {
 
-/// An all-reduce of numbers of type `Wire`. A rank's gradients are weighed in their own type and then rounded, once;
-/// what ranks pass on is rounded again, and only added up in float. What the rounding cuts off is added to the
-/// next step's gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback`
-/// is off. Each of n ranks sends 2 (n - 1) / n of the bucket's numbers, of 2 bytes each.
+/// An all-reduce of numbers of type `Wire`. A rank's gradients are scaled in their own type and rounded once; partial
+/// sums are computed in float and rounded again when they are sent. The rounding error is added to the next step's
+/// gradient (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014), unless `error_feedback` is off. Each
+/// of n ranks sends 2 (n - 1) / n of the bucket's numbers, 2 bytes each.
 template <Narrow Wire>
 struct Compress {
   bool error_feedback = true;
@@ -29,10 +29,10 @@ struct Compress {
     const auto count = static_cast<Index>(bucket.gradients.size());
     T* grad = bucket.gradients.data();
     detail::grow(state.wire, bucket.gradients.size(), bucket.device);
-    // The wire's type has no room for the weight: a third in bf16 is off by 0.2 %.
+    // Scale before rounding: a weight such as 1/3 in bf16 is off by 0.2 %.
     if (bucket.weight != 1) kernels::scale(bucket.device, count, static_cast<T>(bucket.weight), grad);
     const bool remembers = error_feedback && bucket.weight > 0;
-    const auto ranks = static_cast<T>(communicator.size());  // the rest is in units of an even share
+    const auto ranks = static_cast<T>(communicator.size());  // the residual is in units of an even share
     if (error_feedback) detail::grow(state.rest, bucket.gradients.size(), bucket.device);
     if (remembers) kernels::axpy(bucket.device, count, T{1} / ranks, state.rest.data(), grad);
     kernels::convert(bucket.device, count, grad, state.wire.data());
@@ -66,15 +66,15 @@ struct Compress {
   template <class T, class D>
   struct State {
     Tensor<Wire, 1, D> wire;
-    Tensor<T, 1, D> rest;  // what has not been sent yet
+    Tensor<T, 1, D> rest;  // the residual
   };
   detail::BucketStates states = {};
 };
 
 /// 3 decimal digits and the exponents of float: any gradient fits.
 using Bf16Compress = Compress<bf16>;
-/// 3.3 decimal digits; gradients that are beyond 65504 once they are weighed, or added up, become infinite, those below
-/// 6e-8 are left for later steps.
+/// 3.3 decimal digits. Scaled gradients or sums above 65504 become infinite; values below 6e-8 are left for later
+/// steps.
 using Fp16Compress = Compress<half>;
 
 }  // namespace chorus

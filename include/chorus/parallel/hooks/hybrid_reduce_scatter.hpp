@@ -1,5 +1,5 @@
 #pragma once
-/// Averages gradients in parts, where groups of ranks have the same parts.
+/// Averages gradients in parts that groups of ranks have in common (hybrid sharding).
 
 #include <chorus/parallel/ddp/parts.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
@@ -9,10 +9,10 @@
 
 namespace chorus {
 
-/// Each rank of `shards` gets the sum of its part of the group's gradients, as by ReduceScatter, and then that of the
-/// ranks of `replicas`, which have the same part in other groups (Zhao et al., "PyTorch FSDP", VLDB 2023, hybrid
-/// sharding): of d groups of s ranks each rank sends (s - 1) / s + 2 (d - 1) / (d s) of the model's bytes. Both
-/// communicators must outlive it.
+/// Each rank of `shards` gets the sum of its part over the group, as by ReduceScatter, and then the sum over the ranks
+/// of `replicas`, which have the same part in other groups (Zhao et al., "PyTorch FSDP", VLDB 2023, hybrid sharding).
+/// With d groups of s ranks each rank sends (s - 1) / s + 2 (d - 1) / (d s) of the model's bytes. Both communicators
+/// must outlive it.
 template <class Communicator>
 struct HybridReduceScatter {
   Communicator *shards, *replicas;
@@ -29,7 +29,7 @@ struct HybridReduceScatter {
     if (replicas->size() == 1 || round > (left_over(bucket) ? 1 : 0)) return {};
     const auto part = ddp::part_of(bucket.gradients.size(), static_cast<std::size_t>(shards->rank()),
                                    static_cast<std::size_t>(shards->size()));
-    // The weight has been multiplied by already, but where there is one shard alone.
+    // The reduce-scatter has applied the weight already, unless there is only one shard.
     return replicas->all_reduce_async(bucket.gradients.subspan(part.begin, part.end - part.begin), comm::ReduceOp::sum,
                                       {.scale = shards->size() == 1 ? bucket.weight : 1,
                                        .traffic = trace::Traffic::gradients,

@@ -1,12 +1,12 @@
 #pragma once
-/// What a compressed gradient leaves for the next step.
+/// The residual of a compressed gradient.
 
 #include <chorus/kernels/scalar_math.hpp>
 #include <cmath>
 
 namespace chorus::detail {
 
-/// gradient - sent; nothing where one of them is not finite, which would stay for ever.
+/// gradient - sent; 0 if either is not finite, since the residual would stay so for ever.
 struct NotSent {
   template <class S>
   CHORUS_HD S operator()(const S& gradient, const S& sent) const {

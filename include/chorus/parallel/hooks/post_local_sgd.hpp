@@ -1,5 +1,5 @@
 #pragma once
-/// Post-local SGD: gradients are averaged at first, and parameters every few steps from then on.
+/// Post-local SGD: averages gradients in the first steps, later averages parameters every few steps.
 
 #include <array>
 #include <chorus/parallel/ddp/all_reduce.hpp>
@@ -9,9 +9,9 @@
 namespace chorus {
 
 /// Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020. The average is taken at the
-/// beginning of the forward pass that follows; between averages, ranks have different parameters: call the policy's
-/// `eval()`, on all ranks, before these are tested or saved. Each of n ranks sends 2 (n - 1) / n of the model's bytes
-/// in each of the first `start_local_sgd_iter` steps, and then every `period` steps.
+/// start of the next forward pass. Between averages ranks have different parameters: call the policy's `eval()` on all
+/// ranks before testing or saving. Each of n ranks sends 2 (n - 1) / n of the model's bytes in each of the first
+/// `start_local_sgd_iter` steps, then every `period` steps.
 struct PostLocalSgd {
   static constexpr bool own_gradients = true;
 
@@ -25,7 +25,7 @@ struct PostLocalSgd {
   }
 
   bool averages() const { return steps < start_local_sgd_iter; }
-  /// A backward pass that synchronises has ended; the optimizer's step follows.
+  /// A synchronising backward pass has ended; the optimizer's step follows.
   void after_backward() {
     check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
     if (steps++ < start_local_sgd_iter) return;
@@ -42,9 +42,9 @@ struct PostLocalSgd {
     due = false;
   }
 
-  /// Once ranks step by themselves, momenta differ, too, and stay so.
+  /// After ranks have stepped by themselves, momenta differ and stay different.
   bool ranks_differ() const { return steps > start_local_sgd_iter; }
-  /// What a checkpoint keeps.
+  /// Numbers for a checkpoint.
   static constexpr std::string_view kept_as = "post_local_sgd";
   std::array<double, 3> kept() const {
     return {static_cast<double>(steps), due ? 1.0 : 0.0, stepped.steps > 0 ? 1.0 : 0.0};
@@ -53,11 +53,11 @@ struct PostLocalSgd {
   void keep(const std::array<double, 3>& kept) {
     steps = static_cast<int>(kept[0]);
     due = kept[1] != 0;
-    stepped.steps = kept[2] != 0 ? 1 : 0;  // how many it was does not matter
+    stepped.steps = kept[2] != 0 ? 1 : 0;  // only whether it is 0 matters
   }
 
   int steps = 0;
-  bool due = false;  ///< an average is to be taken
+  bool due = false;  ///< an average must be taken
   detail::LocalSteps stepped = {};
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// PowerSGD: gradients that travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
+/// PowerSGD: gradients are sent as products of two thin matrices (Vogels, Karimireddy, Jaggi, "PowerSGD: practical
 /// low-rank gradient compression for distributed optimization", NeurIPS 2019).
 
 #include <algorithm>
@@ -21,21 +21,21 @@
 
 namespace chorus {
 
-/// A parameter of shape [n, ...] is an n x m matrix M, gradient and what earlier steps have left out. One step of
-/// subspace iteration: P = mean of M Q over ranks, made orthonormal; Q = mean of M' P; the gradient becomes P Q', and
-/// this rank's M - P Q' waits for the next step. Sent are rank (n + m) numbers in place of n m, twice (n - 1) / n each,
-/// in two all-reduces. Vectors, and matrices that this does not make much smaller, go as they are.
+/// A parameter of shape [n, ...] is an n x m matrix M: its gradient plus the residual. One step of subspace iteration:
+/// P = mean of M Q over ranks, orthonormalised; Q = mean of M' P; the gradient becomes P Q', and M - P Q' is this
+/// rank's residual for the next step. rank (n + m) numbers instead of n m are all-reduced in two calls, each sending 2
+/// (n - 1) / n of its numbers. Vectors, and matrices that gain too little, are sent in full.
 struct PowerSgd {
   static constexpr bool several_rounds = true;
-  /// Columns of P and Q. 1 or 2 are usual.
+  /// Columns of P and Q; usually 1 or 2.
   Index matrix_approximation_rank = 1;
-  /// So many steps are averaged in full at first, while gradients change most.
+  /// The number of first steps that average in full, while gradients change most.
   int start_powersgd_iter = 0;
-  /// How many times fewer numbers have to be sent for it to be done: rank (n + m) min_compression_rate < n m.
+  /// The compression that makes it worthwhile: used if rank (n + m) min_compression_rate < n m.
   double min_compression_rate = 2;
-  /// Whether what is left out waits for the next step; without, it is lost, and needs no memory.
+  /// Whether the residual is added to the next step's gradient. If false, it is lost and needs no memory.
   bool use_error_feedback = true;
-  /// Whether a step begins with the last one's Q; without, with random numbers, new ones each time.
+  /// Whether a step begins with the last step's Q. If false, it draws new random numbers.
   bool warm_start = true;
   std::uint64_t seed = 0;
 
@@ -106,13 +106,13 @@ struct PowerSgd {
     }
     if (leaves_rest) {
       kernels::axpy(bucket.device, state.rest.numel(), T{-1}, bucket.gradients.data(), state.rest.data());
-      for (const Matrix& matrix : state.matrices)  // what was sent in full leaves no rest
+      for (const Matrix& matrix : state.matrices)  // sent in full: no residual
         if (!matrix.low_rank())
           zero_bytes(bucket.device, state.rest.data() + matrix.begin,
                      static_cast<std::size_t>(matrix.rows) * sizeof(T));
       if (even != T{1}) kernels::scale(bucket.device, state.rest.numel(), even, state.rest.data());
     }
-    // A gradient that was not finite would stay for ever. All ranks have this Q.
+    // A non-finite residual would stay for ever. All ranks have the same Q, so all decide the same.
     if (!std::isfinite(kernels::square_sum(bucket.device, state.second.numel(), state.second.data()))) state = {};
     return {};
   }
@@ -132,13 +132,13 @@ struct PowerSgd {
         visit("q", part, std::span<const Index>(shape), bucket.device, state.second.data() + matrix.in_second);
     }
   }
-  /// What a checkpoint keeps: the steps so far.
+  /// The number of steps, for a checkpoint.
   static constexpr std::string_view kept_as = "power_sgd";
   std::array<double, 1> kept() const { return {static_cast<double>(steps)}; }
   static bool can_keep(const std::array<double, 1>& kept) { return kept[0] >= 0 && kept[0] < 1e9; }
   void keep(const std::array<double, 1>& kept) { steps = static_cast<int>(kept[0]); }
 
-  /// A parameter: `rows` x `columns` numbers, approximated by `rank` columns; rank 0: it goes in full, as `rows`
+  /// A parameter: `rows` x `columns` numbers, approximated with `rank` columns. rank 0: sent in full, as `rows`
   /// numbers.
   struct Matrix {
     std::size_t begin, in_first, in_second;
@@ -148,8 +148,8 @@ struct PowerSgd {
   template <class T, class D>
   struct State {
     std::vector<Matrix> matrices;
-    Tensor<T, 1, D> rest;           // what has not been sent yet
-    Tensor<T, 1, D> first, second;  // all P, and what goes in full; all Q
+    Tensor<T, 1, D> rest;           // the residual
+    Tensor<T, 1, D> first, second;  // all P and all parameters sent in full; all Q
     bool full = false;
   };
   int steps = 0;
@@ -194,7 +194,7 @@ struct PowerSgd {
     }
     copy_bytes(bucket.device, state.second.data(), Cpu{}, q.data(), q.size() * sizeof(T));
   }
-  // A Q of a parameter: the same on all ranks and in any bucket. The name's hash is FNV-1a.
+  // Draws Q for a parameter: the same on all ranks and in any bucket. The name is hashed with FNV-1a.
   template <class T>
   void draw(std::string_view name, std::span<T> q) const {
     std::uint64_t hash = 0xcbf29ce484222325;
@@ -207,8 +207,8 @@ struct PowerSgd {
              static_cast<T>(0.5);
   }
 
-  // Gram and Schmidt's, column by column. A column that vanishes, as all do where the gradient is 0, is replaced by a
-  // drawn one, the same on all ranks: with a 0, Q's column would be 0, too, and so would be all later ones.
+  // Gram-Schmidt, column by column. A column that vanishes, as all do if the gradient is 0, is replaced by a random
+  // one, the same on all ranks: with a zero column, Q's column would stay 0 in all later steps.
   template <class T, Device D>
   void orthonormalise(D device, const Matrix& matrix, const std::string& name, T* numbers) const {
     const auto rows = static_cast<std::size_t>(matrix.rows), rank = static_cast<std::size_t>(matrix.rank);
@@ -220,7 +220,7 @@ struct PowerSgd {
         sum += static_cast<double>(p[i * rank + a]) * static_cast<double>(p[i * rank + b]);
       return sum;
     };
-    // Whether there is something left of the column; what is not finite stays so.
+    // Returns false if nothing of the column is left; non-finite numbers stay.
     const auto normalise = [&](std::size_t c) {
       const double before = dot(c, c);
       for (std::size_t earlier = 0; earlier < c; ++earlier) {
@@ -228,8 +228,8 @@ struct PowerSgd {
         for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] -= along * p[i * rank + earlier];
       }
       const double length = dot(c, c);
-      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // what is left is rounding
-      const double factor = 1 / std::sqrt(length);                          // which T may have no room for
+      if (std::isfinite(before) && length <= 1e-12 * before) return false;  // only rounding is left
+      const double factor = 1 / std::sqrt(length);                          // may exceed the range of T
       for (std::size_t i = 0; i < rows; ++i)
         p[i * rank + c] = static_cast<T>(factor * static_cast<double>(p[i * rank + c]));
       return true;
@@ -238,7 +238,7 @@ struct PowerSgd {
       if (normalise(c)) continue;
       if (drawn.empty()) {
         drawn.resize(p.size());
-        draw(cat(name, ' ', steps), std::span<T>(drawn));  // others in the next step
+        draw(cat(name, ' ', steps), std::span<T>(drawn));  // a new draw in each step
       }
       for (std::size_t i = 0; i < rows; ++i) p[i * rank + c] = drawn[i * rank + c];
       normalise(c);

@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients that travel in one byte a number.
+/// Gradients that are sent in one byte per number.
 
 #include <algorithm>
 #include <chorus/parallel/ddp/all_reduce.hpp>
@@ -13,9 +13,9 @@
 namespace chorus {
 
 /// Each block of 512 numbers is sent as integers in [-127, 127] and one float, its unit (Dettmers, "8-bit
-/// approximations for parallelism in deep learning", ICLR 2016, with linear steps). All ranks gather all ranks' and add
-/// them up in the order of ranks. What rounding cuts off is added to the next step's gradient. Each of n ranks sends n
-/// - 1 times the bucket's numbers as bytes, and 4 bytes a block: less than an all-reduce of floats for up to 8 ranks.
+/// approximations for parallelism in deep learning", ICLR 2016, with linear steps). Ranks all-gather the messages and
+/// add them in rank order. The rounding error is added to the next step's gradient. Each of n ranks sends n - 1 times
+/// the bucket's numbers as bytes, and 4 bytes per block: less than an all-reduce of floats for up to 8 ranks.
 struct Quantize8Bit {
   static constexpr std::size_t block = 512;
 
@@ -46,7 +46,7 @@ struct Quantize8Bit {
       const bool finite = std::isfinite(unit);
       for (std::size_t i = begin; i < end; ++i) {
         const T step = finite && unit > 0 ? std::nearbyint(std::clamp(state.values[i] / unit, T{-127}, T{127})) : T{0};
-        steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a unit that is no number
+        steps[i] = static_cast<std::int8_t>(finite ? step : T{1});  // times a NaN unit
         if (even > 0) state.rest[i] = finite ? even * (state.values[i] - step * unit) : T{0};
       }
       const float sent = static_cast<float>(unit) * static_cast<float>(bucket.weight);
@@ -87,8 +87,8 @@ struct Quantize8Bit {
 
   template <class T>
   struct State {
-    std::vector<T> rest, values;         // what has not been sent yet; scratch
-    std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the steps
+    std::vector<T> rest, values;         // residual; scratch
+    std::vector<std::uint8_t> own, all;  // messages: the units of all blocks, then the integers
   };
   detail::BucketStates states = {};
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients of which most rows are zero, as an embedding's are.
+/// Gradients with mostly zero rows, such as an embedding's.
 
 #include <algorithm>
 #include <chorus/parallel/ddp/all_reduce.hpp>
@@ -12,14 +12,14 @@
 
 namespace chorus {
 
-/// Ranks send the rows of their gradients that are not all zeros, with their numbers; all add them up in the order of
-/// ranks. A parameter of shape [n, ...] has n rows, a vector is one. What PyTorch does for embeddings made with
-/// `sparse=True`; here gradients stay dense in memory, and optimizers step all rows.
+/// Ranks exchange the nonzero rows of their gradients; all add them in rank order. A parameter of shape [n, ...] has n
+/// rows, a vector is one row. PyTorch does this for embeddings with `sparse=True`; here gradients stay dense in memory,
+/// and optimizers step all rows.
 ///
-/// Where the fullest rank has R rows, of V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V) bytes a
-/// bucket, b V rounded up to 8, and 16 (n - 1) before that for the counts. A bucket for which an all-reduce would send
-/// no more goes by that. An embedding should have a bucket of its own: a `bucket_cap_mb` below its size gives it one.
-/// On GPUs rows are found on the host.
+/// If the fullest rank has R nonzero rows with V numbers of b bytes in all, each of n ranks sends (n - 1) (8 R + b V)
+/// bytes per bucket, b V rounded up to 8, and before that 16 (n - 1) for the counts. A bucket for which an all-reduce
+/// sends no more is all-reduced. Give an embedding its own bucket: choose a `bucket_cap_mb` below its size. On GPUs
+/// rows are found on the host.
 struct SparseRows {
   static constexpr bool several_rounds = true;
 
@@ -60,19 +60,19 @@ struct SparseRows {
   struct Row {
     std::size_t begin, count;
   };
-  struct Counts {  // travels as two numbers
+  struct Counts {  // sent as two numbers
     Id rows = 0, numbers = 0;
   };
   static_assert(sizeof(Counts) == 2 * sizeof(Id));
   template <class T>
   struct State {
     std::vector<Row> rows;                   // of the bucket
-    std::vector<Id> own;                     // those that are not zero on this rank
-    Counts count;                            // of those
+    std::vector<Id> own;                     // this rank's nonzero rows
+    Counts count;                            // the number of them
     std::vector<Counts> counts;              // of all ranks
-    std::vector<std::uint8_t> message, all;  // ids of rows, then their numbers; empty where an all-reduce does it
-    std::size_t values_at = 0;               // where in a message the numbers begin
-    std::vector<T> host;                     // the bucket, where it lies on another device
+    std::vector<std::uint8_t> message, all;  // row ids, then their numbers; empty for an all-reduce
+    std::size_t values_at = 0;               // where the numbers begin in a message
+    std::vector<T> host;                     // a copy of a bucket on another device
   };
   detail::BucketStates states = {};
 
@@ -86,7 +86,7 @@ struct SparseRows {
     }
   }
 
-  // The bucket's numbers, where this thread can work with them: on another device since they were fetched.
+  // The bucket's numbers in host memory: the bucket itself, or the copy that `fetch` made.
   template <class T, Device D>
   static T* on_host(const GradBucket<T, D>& bucket, State<T>& state) {
     return std::is_same_v<D, Cpu> ? bucket.gradients.data() : state.host.data();

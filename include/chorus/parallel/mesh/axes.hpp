@@ -1,5 +1,5 @@
 #pragma once
-/// The axes of a Mesh: along which of a model's dimensions ranks share the work.
+/// The axes of a Mesh: the dimensions along which ranks divide the work.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -13,12 +13,12 @@
 
 namespace chorus::mesh {
 
-/// As an axis's size: as many ranks as there are for it. At most one axis.
+/// An axis's size: all remaining ranks. At most one axis may have it.
 inline constexpr int rest = -1;
-/// As an axis's size: what MeshOptions::sizes says.
+/// An axis's size: taken from MeshOptions::sizes.
 inline constexpr int dynamic = 0;
 
-/// How many ranks the axes have that are mesh::dynamic. One may have the rest.
+/// The sizes of the axes that are mesh::dynamic. One may be mesh::rest.
 struct Sizes {
   int pipe = 1, data = 1, shard = 1, tensor = 1;
 };
@@ -29,32 +29,32 @@ struct Pipe {
   static constexpr int size = ranks, place = 0;
   using order = Order;
 };
-/// Shares of the batch, of a model that each rank has whole: see DistributedDataParallel.
+/// Shares of the batch; each rank has the whole model: see DistributedDataParallel.
 template <int ranks>
 struct Data {
   static constexpr int size = ranks, place = 1;
 };
-/// Shares of the batch, of a model of which each rank keeps a part: see FullyShardedDataParallel. In a pipeline, which
-/// comes back to each unit with every micro-batch, KeepParameters.
+/// Shares of the batch; each rank keeps a part of each parameter: see FullyShardedDataParallel. In a pipeline use
+/// KeepParameters, as each micro-batch needs every unit again.
 template <int ranks, class Units = ByBytes<>>
 struct Shard {
   static constexpr int size = ranks, place = 2;
   using units = Units;
 };
-/// Layers that are shared out: see TensorParallel.
+/// Divided layers: see TensorParallel.
 template <int ranks, class Sequence = NoSequenceSplit>
 struct Tensor {
   static constexpr int size = ranks, place = 3;
   using sequence = Sequence;
 };
 
-/// An axis of one rank, where a mesh has none.
+/// The pipe axis of a mesh without one.
 using NoPipe = Pipe<1>;
-/// Axes that a mesh leaves out are of one rank.
+/// The data axis of a mesh without one.
 using NoData = Data<1>;
-/// Likewise.
+/// The shard axis of a mesh without one.
 using NoShard = Shard<1>;
-/// Likewise.
+/// The tensor axis of a mesh without one.
 using NoTensor = Tensor<1>;
 
 namespace detail {
@@ -74,12 +74,12 @@ constexpr bool in_order() {
 }
 }  // namespace detail
 
-/// Whether a mesh may have these axes: outermost first, as Pipe, Data, Shard, Tensor, each once. Neighbours on the
-/// innermost axis talk most.
+/// Whether a mesh may have these axes: outermost first, in the order Pipe, Data, Shard, Tensor, each once. Ranks next
+/// to each other on the innermost axis communicate most.
 template <class... Axes>
 inline constexpr bool valid = sizeof...(Axes) > 0 && detail::in_order<Axes...>();
 
-/// A mesh's axes, in their order, and how many ranks each has.
+/// A mesh's axes, in order, and their sizes.
 template <class... Axes>
 struct AxesOf {
   using pipe = typename detail::AxisAt<0, NoPipe, Axes...>::type;
@@ -90,7 +90,7 @@ struct AxesOf {
 
   static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
 
-  /// Of `world` ranks. Throws UsageError where they don't fit.
+  /// The sizes for `world` ranks. Throws UsageError if they don't fit.
   static std::array<int, 4> sizes(int world, const Sizes& chosen) {
     static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
                   "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");

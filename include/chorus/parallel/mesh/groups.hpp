@@ -1,5 +1,5 @@
 #pragma once
-/// A rank's place in a mesh, and its communicators along each axis.
+/// A rank's coordinates in a mesh, and its communicators along the axes.
 
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
@@ -12,8 +12,8 @@
 
 namespace chorus::mesh {
 
-/// Ranks are numbered with the innermost axis, tensor, fastest. All ranks make one, together; `all` and `world`, what
-/// it was connected with, must outlive it.
+/// Ranks are numbered with the innermost axis, tensor, fastest. Construction is collective; `all` and `world`, from
+/// which it was connected, must outlive it.
 class Groups {
  public:
   using Communicator = comm::AnyCommunicator;
@@ -22,7 +22,7 @@ class Groups {
       : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
     const auto [p, d, s, t] = place_;
     const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
-    // A color is a number of its own for each group: that of its first rank.
+    // A group's color is the number of its first rank.
     pipe_world = split(world, "pipe", sizes[0], all.rank() - p * batch_size * tensor_size);
     pipe = comm::connect(pipe_world);
     const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
@@ -36,7 +36,7 @@ class Groups {
   }
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
-  /// Nobody waits for a rank that throws.
+  /// Aborts the groups after an exception, so that peers fail at once instead of waiting.
   ~Groups() {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
@@ -45,18 +45,18 @@ class Groups {
   }
 
   Communicator& all() const { return all_; }
-  /// Among which gradients are averaged in parts.
+  /// The ranks among which gradients are reduce-scattered.
   Communicator& shards() { return sizes_[1] > 1 ? shards_ : batch; }
-  /// How many ranks each axis has, and this rank's place on it: pipe, data, shard, tensor.
+  /// The size of each axis, and this rank's coordinate: pipe, data, shard, tensor.
   const std::array<int, 4>& sizes() const { return sizes_; }
   const std::array<int, 4>& place() const { return place_; }
 
   comm::World pipe_world;
-  Communicator pipe;      ///< those that have the other stages
-  Communicator batch;     ///< those that have the other shares of the batch, and the same of the model
-  Communicator gathers;   ///< of these those that have the other shards, which they gather
-  Communicator replicas;  ///< those that have the same shards
-  Communicator tensor;    ///< those that have the other parts of layers
+  Communicator pipe;      ///< ranks with the other stages
+  Communicator batch;     ///< ranks with the same part of the model and other shares of the batch
+  Communicator gathers;   ///< those of `batch` with the other shards, for all-gathers
+  Communicator replicas;  ///< ranks with the same shards
+  Communicator tensor;    ///< ranks with the other parts of layers
   std::optional<chorus::detail::SharedLayers<Communicator>> layers;
 
  private:
@@ -65,7 +65,7 @@ class Groups {
     for (std::size_t axis = sizes.size(); axis-- > 0; rank /= sizes[axis]) place[axis] = rank % sizes[axis];
     return place;
   }
-  // Of a group of one the rank is alone.
+  // A group of one needs no communicator.
   comm::World split(const comm::World& world, const char* axis, int size, int color) {
     if (size == 1) return {};
     auto group = comm::split(all_, world, color);
@@ -79,7 +79,7 @@ class Groups {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-/// Base of Mesh, which has to have them before its other base.
+/// Base of Mesh that constructs the groups before its other base.
 struct WithGroups {
   mutable Groups groups;
   template <class... Arguments>

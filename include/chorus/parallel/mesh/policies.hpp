@@ -1,5 +1,5 @@
 #pragma once
-/// The policy among the ranks of a mesh that have shares of one batch.
+/// The policy of a mesh's ranks that have shares of one batch.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
@@ -16,9 +16,9 @@ namespace chorus {
 
 /// Options of Mesh.
 struct MeshOptions {
-  mesh::Sizes sizes = {};          ///< of axes that are mesh::dynamic
+  mesh::Sizes sizes = {};          ///< for axes that are mesh::dynamic
   int micro_batches = 8;           ///< of a pipeline: see PipelineOptions
-  PipelineCut cut = EqualBytes{};  ///< likewise
+  PipelineCut cut = EqualBytes{};  ///< of a pipeline
   bool broadcast_buffers = true;   ///< along the batch: see DistributedDataParallelOptions
   bool find_unused_parameters = false;
   int check_every = 100;  ///< see TensorParallelOptions
@@ -26,7 +26,7 @@ struct MeshOptions {
 
 namespace mesh {
 
-/// What a rank has of a model: all of it, or its stages.
+/// A rank's part of a model: all of it, or its stages.
 template <class Model, class Axes, bool = Axes::pipes>
 struct PartOf {
   using type = Model;
@@ -41,7 +41,7 @@ struct PartOf<Model, Axes, true> {
   }
 };
 
-/// What averages gradients on a mesh without shards.
+/// Averages gradients on a mesh without shards.
 template <class Part>
 struct DataPolicy : DistributedDataParallel<Part> {
   DataPolicy(Part part, Groups& groups, const MeshOptions& options, std::uint64_t seed)
@@ -51,7 +51,7 @@ struct DataPolicy : DistributedDataParallel<Part> {
             seed) {}
 };
 
-/// What shards and averages on a mesh with shards.
+/// Shards parameters and averages gradients on a mesh with shards.
 template <class Part, class Units>
 struct ShardPolicy
     : FullyShardedDataParallel<Part, Units, comm::AnyCommunicator, HybridReduceScatter<comm::AnyCommunicator>> {

@@ -1,5 +1,5 @@
 #pragma once
-/// A model's chain as a stage runs a part of it: from types that are known at a cut to the next cut.
+/// A stage's part of a model's chain: from one cut, whose types are known, to the next.
 
 #include <algorithm>
 #include <array>
@@ -15,13 +15,13 @@
 
 namespace chorus::pipeline {
 
-/// A stage: so many layers from this one on.
+/// A stage: `layers` layers from `begin` on.
 struct Stage {
   Place begin;
   std::size_t layers = 0;
 };
 
-/// What layers `begin` to `end` - 1 of link I make of `x`.
+/// Applies layers `begin` to `end` - 1 of link I to `x`.
 template <std::size_t I, class Model, class In, class... Targets>
 auto run_part(const Model& model, std::size_t begin, std::size_t end, const In& x,
               [[maybe_unused]] const Targets&... targets) {
@@ -32,9 +32,8 @@ auto run_part(const Model& model, std::size_t begin, std::size_t end, const In& 
     return nn::detail::run_link(std::get<I>(links), begin, end, x);
 }
 
-/// The chain of `Model` for an input X. Where a stage begins is known when the program runs, what types it has there
-/// when it is compiled: a table with a function for each link, N of them, not one for each pair of a beginning and an
-/// end.
+/// The chain of `Model` for an input X. A stage's begin is known at run time, its types at compile time: the table has
+/// one function per link, N in all, rather than one per pair of begin and end.
 template <class Model, class X, class... Targets>
 class Chain {
   using D = typename Model::device_type;
@@ -46,23 +45,23 @@ class Chain {
       decltype(std::declval<const Model&>().forward(std::declval<const X&>(), std::declval<const Targets&>()...));
   using Held = std::shared_ptr<AnyActivation<D>>;
 
-  /// What a stage gives: of the last one the model's result, of others what they hand on.
+  /// A stage's result: the model's for the last stage, the handed-on activation for others.
   struct Outcome {
     Held output;
     std::optional<Result> result;
   };
 
-  /// Runs `stage` on `input`, which `room_for` has made, or is an Activation<X> of the first one.
+  /// Runs `stage` on `input`, an Activation<X> for the first stage, else made by `room_for`.
   static Outcome run(const Model& model, const Stage& stage, const AnyActivation<D>& input, const Targets&... targets) {
     return table(std::make_index_sequence<count>())[stage.begin.link].run(model, stage, input, targets...);
   }
-  /// An input of the stage, with room for numbers that come with `header`.
+  /// A stage's input with memory for the numbers that `header` announces.
   static Held room_for(const Stage& stage, const Header& header, D device) {
     return table(std::make_index_sequence<count>())[stage.begin.link].room_for(stage, header, device);
   }
 
  private:
-  // What link I takes and gives.
+  // The input and output types of link I.
   template <std::size_t I, class = void>
   struct Types {
     using In = typename Types<I - 1>::Out;
@@ -78,7 +77,7 @@ class Chain {
                                      std::declval<const Targets&>()...));
   };
 
-  // Link I from its layer `index` on, and what comes behind it, `left` layers in all.
+  // Runs `left` layers in all, from layer `index` of link I on.
   template <std::size_t I, class In>
   static Outcome go_on(const Model& model, std::size_t index, std::size_t left, const In& x,
                        const Targets&... targets) {
@@ -103,7 +102,7 @@ class Chain {
     Outcome (*run)(const Model&, const Stage&, const AnyActivation<D>&, const Targets&...);
     Held (*room_for)(const Stage&, const Header&, D);
   };
-  // Within a list a stage takes what the list's modules give.
+  // Within a list a stage's input has the output type of the list's modules.
   template <std::size_t I>
   static Outcome run_from(const Model& model, const Stage& stage, const AnyActivation<D>& input,
                           const Targets&... targets) {

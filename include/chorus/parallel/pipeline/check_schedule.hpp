@@ -1,5 +1,5 @@
 #pragma once
-/// Reads a schedule's table as ranks would follow it, without any rank: for tables of any size.
+/// Checks a schedule's table by following it as ranks would, without running any: for tables of any size.
 
 #include <algorithm>
 #include <chorus/parallel/pipeline/schedule.hpp>
@@ -9,17 +9,17 @@
 
 namespace chorus {
 
-/// What a table says of itself, where forward, backward by the input and backward by the parameters take one unit of
-/// time each, and messages none.
+/// Facts about a table, if forward, backward by inputs and backward by parameters take one unit of time each, and
+/// messages none.
 struct ScheduleFacts {
-  int time = 0;                  ///< until the last rank has ended
-  double idle = 0;               ///< the share of all ranks' time in which they wait
-  std::vector<int> kept_inputs;  ///< of each rank: how many inputs of stages it keeps at most for backward
+  int time = 0;                  ///< until the last rank ends
+  double idle = 0;               ///< the fraction of all ranks' time spent waiting
+  std::vector<int> kept_inputs;  ///< by rank: the maximum number of stage inputs kept for backward
 };
 
 namespace detail {
 
-/// A walk through a table: each rank goes on as far as it finds what it needs.
+/// Walks through a table: each rank continues while the results it needs are there.
 class ScheduleWalk {
  public:
   explicit ScheduleWalk(const Schedule& schedule)
@@ -62,7 +62,7 @@ class ScheduleWalk {
                       schedule_.stages, " and ", schedule_.micro_batches);
     return static_cast<std::size_t>(schedule_.stages) * static_cast<std::size_t>(schedule_.micro_batches);
   }
-  // When the action has ended; `never` before.
+  // The action's end time; `never` if it has not ended.
   int& end(Kind kind, int micro_batch, int stage) {
     return ends_[static_cast<std::size_t>(kind)]
                 [static_cast<std::size_t>(stage) * static_cast<std::size_t>(schedule_.micro_batches) +
@@ -93,7 +93,7 @@ class ScheduleWalk {
         }
   }
 
-  /// What has to come before the action, in another stage or in its own.
+  /// The actions that must end first, in this or another stage.
   std::vector<Action> needs(const Action& action) const {
     const auto [kind, i, stage] = action;
     std::vector<Action> out;
@@ -145,8 +145,8 @@ class ScheduleWalk {
 
 }  // namespace detail
 
-/// Throws UsageError where an action is missing, occurs twice or lies on the wrong rank, and where ranks would wait for
-/// each other for ever.
+/// Throws UsageError if an action is missing, occurs twice or is on the wrong rank, and if ranks would wait for each
+/// other for ever.
 [[gnu::cold]] inline ScheduleFacts check_schedule(const Schedule& schedule) {
   return detail::ScheduleWalk(schedule).facts();
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Where a pipeline cuts its model.
+/// How a pipeline cuts its model.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -13,18 +13,19 @@
 
 namespace chorus {
 
-/// Stages with nearly equal bytes of parameters.
+/// Cuts into stages with nearly equal bytes of parameters.
 struct EqualBytes {};
 
-/// Before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3, 7}`.
+/// Cuts before these layers, counted from 0 in the order of CHORUS_PIPELINE, each module of a ModuleList as one: `At{3,
+/// 7}`.
 struct At {
   std::vector<int> layers;
   At(std::initializer_list<int> before) : layers(before) {}
   explicit At(std::vector<int> before) : layers(std::move(before)) {}
 };
 
-/// Stages that take nearly equally long, by what each layer takes: `ByTime{layer_times(model, x)}`, see
-/// pipeline/layer_times.hpp. Rank 0's numbers count.
+/// Cuts into stages with nearly equal times, from each layer's seconds: `ByTime{layer_times(model, x)}`, see
+/// pipeline/layer_times.hpp. Rank 0's times are used.
 struct ByTime {
   std::vector<double> seconds;
 };
@@ -33,11 +34,10 @@ using PipelineCut = std::variant<EqualBytes, At, ByTime>;
 
 namespace pipeline {
 
-/// Cuts `costs` into `stages` runs, none of them empty, whose largest sum is as small as it can be. Returns where each
-/// begins, and the end.
+/// Cuts `costs` into `stages` nonempty runs whose largest sum is minimal. Returns the beginning of each, and the end.
 [[gnu::cold]] inline std::vector<std::size_t> balanced(std::span<const double> costs, std::size_t stages) {
   const std::size_t n = costs.size();
-  // worst[s][i]: the smallest largest sum of the first i costs in s runs; begin[s][i]: where the last one begins.
+  // worst[s][i]: the minimal largest sum of the first i costs in s runs; begin[s][i]: the last run's beginning.
   std::vector<std::vector<double>> worst(stages + 1,
                                          std::vector<double>(n + 1, std::numeric_limits<double>::infinity()));
   std::vector<std::vector<std::size_t>> begin(stages + 1, std::vector<std::size_t>(n + 1));
@@ -57,7 +57,7 @@ namespace pipeline {
   return out;
 }
 
-/// Where each of the stages begins, and the end. `bytes`: of each layer's parameters. Throws UsageError for a cut that
+/// The beginning of each stage, and the end. `bytes`: of each layer's parameters. Throws UsageError for a cut that
 /// doesn't fit the model.
 [[gnu::cold]] inline std::vector<std::size_t> stage_begins(const PipelineCut& cut, std::span<const double> bytes,
                                                            std::size_t stages) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters and buffers of other stages: their memory is given back, and who reads them is told.
+/// Parameters and buffers of other stages: frees their memory; reading them is an error.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,8 +17,8 @@
 
 namespace chorus::pipeline {
 
-/// Addresses at which every bit is 1, which is a NaN to floating-point numbers, all within one small piece of memory.
-/// For tensors that a program has kept of numbers that are no longer here: a pointer can't throw.
+/// Memory with all bits 1, NaNs as floating-point numbers, backed by one small piece that is mapped repeatedly. For
+/// tensors that a program has kept of parameters that are not here any more: a pointer can't throw.
 [[gnu::cold]] inline std::shared_ptr<void> only_nans(std::size_t bytes) {
   constexpr std::size_t granule = 64 << 10, most_pieces = 1024;
   const std::size_t piece = std::max(granule, (bytes / most_pieces / granule + 1) * granule);
@@ -30,7 +30,7 @@ namespace chorus::pipeline {
     ~Close() { close(file); }
   } const at_end{file};
   const std::vector<unsigned char> ones(piece, 0xFF);
-  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f counts for it, too
+  const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f applies to it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
                "Pipeline: no memory for the parameters of other stages");
@@ -42,7 +42,7 @@ namespace chorus::pipeline {
   return memory;
 }
 
-/// Gives the memory of numbers back. Handles throw UsageError with `why` from now on; tensors of them hold NaNs.
+/// Frees the memory of parameters and buffers. Handles then throw UsageError with `why`; tensors hold NaNs.
 template <Device D>
 void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::vector<std::string>& why) {
   std::size_t largest = 0;
@@ -59,7 +59,7 @@ void send_away(const std::vector<const detail::AtHome<D>*>& numbers, const std::
   }
 }
 
-/// Gives numbers that were sent away memory again; what is in it is not said.
+/// Allocates memory for numbers that were sent away; its contents are unspecified.
 template <Device D>
 void fetch_back(const detail::AtHome<D>& numbers, D device) {
   const MemoryScope scope(trace::Memory::parameters);

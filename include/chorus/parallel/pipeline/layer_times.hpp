@@ -1,5 +1,5 @@
 #pragma once
-/// How long each layer of a model takes, to cut it by: ByTime{layer_times(model, x)}.
+/// The time of each layer of a model, for a cut: ByTime{layer_times(model, x)}.
 
 #include <chorus/parallel/pipeline/chain.hpp>
 #include <chrono>
@@ -10,9 +10,9 @@
 
 namespace chorus {
 
-/// Seconds that each layer of CHORUS_PIPELINE takes to go forward, the second time; backward takes about twice as long
-/// in all of them. `x` and `targets`: what the model will be called with. Draws the random numbers that it needs
-/// outside of any policy.
+/// Seconds that each layer of CHORUS_PIPELINE takes for its second forward; backward takes about twice as long in all
+/// of them. `x` and `targets`: the arguments of the model's later calls. Draws the model's random numbers as outside of
+/// any policy.
 template <class Model, class X, class... Targets>
 [[gnu::cold]] std::vector<double> layer_times(Model& model, const X& x, const Targets&... targets) {
   using Chain = pipeline::Chain<Model, X, Targets...>;

@@ -1,5 +1,5 @@
 #pragma once
-/// The layers of a model with CHORUS_PIPELINE, one after the other, and the members that a stage has of it.
+/// The layers of a model with CHORUS_PIPELINE, in order, and the members of a stage.
 
 #include <chorus/nn/chain.hpp>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace chorus::pipeline {
 
-/// A layer's place: the link, and which of its modules where it is a list.
+/// A layer's position: the link, and its index if the link is a list of modules.
 struct Place {
   std::size_t link = 0, index = 0;
 };
@@ -40,11 +40,11 @@ std::vector<Place> places_of(Model& model) {
   return places;
 }
 
-/// Some of a model's layers, by the names that they have in the model.
+/// Some of a model's layers, under their names in the model.
 template <class Model>
 class SomeLayers final : public nn::Module {
  public:
-  /// `counts[i]`: whether layer i is one of them.
+  /// `counts[i]`: whether layer i is included.
   SomeLayers(Model& model, std::vector<bool> counts) : model_(model), counts_(std::move(counts)) {}
   void visit(nn::Visitor& visitor) override {
     std::size_t number = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// By how much the micro-batches' losses count in the loss of the whole batch.
+/// The weights of the micro-batches' losses in the loss of the whole batch.
 
 #include <algorithm>
 #include <chorus/autograd/loss_terms.hpp>
@@ -14,17 +14,17 @@
 
 namespace chorus::pipeline {
 
-/// A mean over the batch is the sum of w_i mean_i / W, where w_i is what micro-batch i's mean is a mean of: samples,
-/// tokens that count, class weights. W is known after the last forward, and backward begins before it: micro-batches
-/// are seeded with w_i / G, G being what the first one lets expect, and all gradients multiplied by G / W in the end.
-/// Of samples G is W. A loss may be made of several means, and of sums, which are added as they are: then each term's
-/// gradient is scaled, and in the end all must be right by one factor.
+/// A mean over the batch is the sum of w_i mean_i / W, where w_i is the number of elements of micro-batch i's mean:
+/// samples, counted tokens, class weights. W is known only after the last forward, but backward begins earlier:
+/// micro-batches are seeded with w_i / G, where G is estimated from the first one, and in the end all gradients are
+/// multiplied by G / W. For samples G equals W. A loss may have several means, and sums, which have weight 1: each
+/// term's gradient is scaled, and one final factor must correct all terms.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
   explicit LossWeights(Index samples) : samples_(static_cast<double>(samples)) {}
 
-  /// What the gradient by the next micro-batch's loss begins with. Throws UsageError for a loss that is not made of
+  /// The seed of the gradient by the next micro-batch's loss. Throws UsageError for a loss that does not consist of
   /// means and sums over samples.
   double add(Node* root, double loss, Index samples) {
     const double size = static_cast<double>(samples), share = samples_ == 0 ? 1 : size / samples_;
@@ -55,7 +55,7 @@ class LossWeights {
     seeds_ += seed;
     return seed;
   }
-  /// After the last micro-batch. Throws UsageError where no one factor makes all terms right.
+  /// Called after the last micro-batch. Throws UsageError if no single factor corrects all terms.
   void finish() const {
     const double all = correction();
     const auto is_one = [](double x) { return std::abs(x - 1) <= 1e-9; };
@@ -67,7 +67,7 @@ class LossWeights {
                       "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
                       "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
   }
-  /// The loss of the whole batch. Of one in which nothing counts it is what the last micro-batch says.
+  /// The loss of the whole batch. If nothing counts in it, the last micro-batch's value.
   double loss() const {
     double all = rest_;
     bool counts = terms_.empty();
@@ -77,7 +77,7 @@ class LossWeights {
     }
     return counts ? all : last_;
   }
-  /// What all gradients are multiplied by.
+  /// The factor for all gradients.
   double correction() const {
     bool has_sums = false;
     for (const Term& term : terms_) has_sums = has_sums || !term.is_mean;
@@ -85,7 +85,7 @@ class LossWeights {
       if (term.total > 0 && !has_sums) return term.expected / term.total;
     return 1;
   }
-  /// What the loss is, for who divides batches further.
+  /// The kind of loss, for callers that divide batches further.
   struct Description {
     double total = 0;                 ///< of a mean
     double divisor = 0, counted = 0;  ///< of a sum: see Node::set_sum
@@ -110,7 +110,7 @@ class LossWeights {
  private:
   struct Term {
     bool is_mean;
-    Node* node = nullptr;  // of the last micro-batch, as are the next two
+    Node* node = nullptr;  // of the last micro-batch, like the next two
     double over = 0, value = 0;
     double expected = 0, total = 0, sum = 0;  // over / total is the share
     double divisor = 0, counted = 0;
@@ -135,7 +135,7 @@ class LossWeights {
       Term& term = terms_[i];
       term.node = in_loss.node;
       term.over = term.is_mean ? origin.mean_over() : 1;
-      // Whether it is a mean by hand would be seen after all micro-batches.
+      // Only the last micro-batch could show whether it is a mean written by hand.
       const auto& factor = in_loss.factor;
       check<UsageError>(term.is_mean || origin.divisor() != 0 || size == samples_ ||
                             !(factor.by_tensor || factor.may_be_own(origin.counted())),
@@ -146,8 +146,8 @@ class LossWeights {
       term.value = values[found[i]];
     }
   }
-  // The numbers of those that are of the batch. A penalty is not: each micro-batch has the same, which counts by its
-  // samples, as all that is no mean or sum does.
+  // The indices of the terms over samples. A penalty is not one: each micro-batch has the same, weighted by samples
+  // like every term that is neither mean nor sum.
   std::vector<std::size_t> without_penalties(const std::vector<double>& values) {
     std::vector<std::size_t> found;
     std::size_t penalty = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// One batch on its way through a pipeline: what this rank's stages keep of its micro-batches, and what an action does.
+/// One batch in a pipeline: the data of its micro-batches in this rank's stages, and the actions.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@
 
 namespace chorus::pipeline {
 
-/// Layers that want the whole batch's statistics say so here.
+/// Throws an error for layers that need the whole batch's statistics.
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
@@ -38,7 +38,7 @@ struct NoWholeBatch final : BatchGroup {
   double weight() override { return 1; }
 };
 
-/// What a pass works with. What is passed by reference outlives it.
+/// The data of a pass. References must outlive it.
 template <class Model>
 struct PassFacts {
   using D = typename Model::device_type;
@@ -46,9 +46,9 @@ struct PassFacts {
   const std::vector<Stage>& stages;
   const Schedule& schedule;
   Wires<D>& wires;
-  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's
+  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's parameters
   RandomContext random;  ///< of the pass
-  dp::Split split;       ///< into micro-batches; of inputs that are a pass's own
+  dp::Split split;       ///< into micro-batches; `whole` has addresses of the pass's own inputs
   D device;
 };
 
@@ -74,7 +74,7 @@ class Pass {
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
     if (recorded_) gradients_.emplace(facts.parameters);
-    // The places of the caller's inputs become those of the pass's own.
+    // Replace the addresses of the caller's inputs by those of the pass's own.
     std::vector<const void*> theirs, own;
     if (facts_.split.whole.empty()) return;
     (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
@@ -83,7 +83,7 @@ class Pass {
       place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
   }
 
-  /// Receives a stage's input, runs the stage, and sends its output on, with what is stashed for later ones.
+  /// Receives a stage's input, runs the stage, and sends its output and the stashes for later stages.
   void forward(const Action& action) {
     const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
     const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
@@ -124,7 +124,7 @@ class Pass {
     if (recorded_) kept(action) = std::move(here);
   }
 
-  /// Receives the gradients by a stage's output, goes back through the stage, and sends those by its input on.
+  /// Receives the gradients by a stage's output, runs its backward, and sends the gradients by its input.
   void backward(const Action& action) {
     Kept& here = kept(action);
     std::vector<Ref<Node>> roots;
@@ -140,7 +140,7 @@ class Pass {
     }
     here.later.weights = &gradients_->leaves();
     {
-      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for what checkpoints compute again
+      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for recomputation by checkpoints
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
       trace::Span span(trace::Lane::backward, "backward", "backward");
       describe(span, "backward", action.micro_batch);
@@ -159,7 +159,7 @@ class Pass {
     here.inputs.clear();
   }
 
-  /// What `backward` has put off.
+  /// Runs the work that `backward` deferred.
   void weight(const Action& action) {
     const NoGrad no_grad;
     trace::Span span(trace::Lane::backward, "backward", "weight");
@@ -176,14 +176,14 @@ class Pass {
   Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
   Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
 
-  /// On the last rank: the gradient by what the model returned for the whole batch.
+  /// On the last rank: sets the gradient by the model's output for the whole batch.
   void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
 
  private:
   using Direction = typename Wires<D>::Direction;
   using Stashes = nn::detail::Stashes<D>;
   struct Kept {
-    std::vector<typename Stashes::Entry> inputs, outputs;  // what goes from layer to layer, and what is stashed
+    std::vector<typename Stashes::Entry> inputs, outputs;  // activations between layers, and stashes
     detail::DeferredGradients later;
   };
 
@@ -200,7 +200,7 @@ class Pass {
   static Header header_of(const Action& action, int stage, std::size_t part) {
     return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
   }
-  // `header` becomes the one that has come.
+  // Sets `header` to the received one.
   template <class Room>
   void receive_input(Kept& here, Header& header, const Room& room) {
     auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
@@ -228,7 +228,7 @@ class Pass {
     return all;
   }
 
-  // A micro-batch's samples of each tensor in an input; what belongs to no sample goes to each as it is.
+  // A micro-batch's samples of each tensor in an input; tensors without samples are passed whole.
   struct Rows : chorus::detail::TensorFunction {
     const Pass& pass;
     int micro_batch;
@@ -247,8 +247,8 @@ class Pass {
     return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
   }
 
-  // The model's layers draw the numbers that they draw on one device: by the samples' places in the whole batch, and by
-  // the number of random operations in the stages before.
+  // The model's layers draw the same numbers as on one device: by the samples' places in the whole batch, and by the
+  // number of random operations in earlier stages.
   std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
     RandomContext random = facts_.random;
     random.next_operation = header.next_operation;
@@ -256,7 +256,7 @@ class Pass {
     random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
       return (of_batch ? of_batch() : 0) + first;
     };
-    random.devices = 2;  // what has other rows than samples is the same for all micro-batches
+    random.devices = 2;  // rows other than samples are the same for all micro-batches
     const RandomScope numbers(random);
     const BatchGroupScope group(whole_batch_);
     trace::Span span(trace::Lane::forward, "forward", "forward");
@@ -277,7 +277,7 @@ class Pass {
     return {};
   }
 
-  // Of a model that returns its loss: the loss's part in the batch's is where backward begins.
+  // For a model that returns its loss: computes the weight with which backward begins.
   void weigh(int micro_batch, const Result& loss) {
     const auto node = node_of(loss);
     loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
@@ -287,7 +287,7 @@ class Pass {
     if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
   }
 
-  // Where backward begins; null where nothing wants a gradient.
+  // The node at which backward begins; null if nothing wants a gradient.
   Ref<Node> result_root(int micro_batch) {
     const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
     if constexpr (AnyVariable<Result>) {
@@ -298,7 +298,7 @@ class Pass {
       return {};
     }
   }
-  // The result may have several rows of each sample.
+  // The result may have several rows per sample.
   auto rows_of_result(int micro_batch) const {
     const Index samples = facts_.split.batch;
     const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;

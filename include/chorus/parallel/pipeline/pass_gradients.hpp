@@ -1,5 +1,5 @@
 #pragma once
-/// The gradients of one pass through a pipeline, beside those that the parameters have from before.
+/// The gradients of one pass through a pipeline, apart from those that the parameters already have.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
@@ -11,8 +11,8 @@
 
 namespace chorus::pipeline {
 
-/// While a pass is recorded a leaf stands in each parameter's place, and collects the gradients of its micro-batches.
-/// The user's backward then adds them, times its seed, to the parameters' own, or never comes, and they are dropped.
+/// While a pass is recorded, a leaf replaces each parameter and collects the gradients of its micro-batches. The user's
+/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped.
 template <Device D>
 class PassGradients {
  public:
@@ -25,7 +25,7 @@ class PassGradients {
       }
   }
 
-  /// While it lives, what is recorded goes to the stand-ins.
+  /// While it lives, recorded operations use the stand-ins.
   class Scope {
    public:
     explicit Scope(const PassGradients& gradients) : gradients_(gradients) { set(true); }
@@ -42,10 +42,10 @@ class PassGradients {
     const PassGradients& gradients_;
   };
 
-  /// The stand-ins.
+  /// The stand-ins' nodes.
   const std::unordered_set<const Node*>& leaves() const { return leaves_; }
 
-  /// Adds up those of parameters that several stages have. A collective call of those stages' ranks.
+  /// Sums the gradients of parameters that several stages share. A collective of those stages' ranks.
   void sum_tied(TiedParameters<D>& tied) {
     const MemoryScope memory(trace::Memory::gradients);
     sums_.resize(stand_ins_.size());
@@ -60,7 +60,7 @@ class PassGradients {
     });
   }
 
-  /// Adds `scale` times the pass's gradients to the parameters'.
+  /// Adds `scale` times the pass's gradients to the parameters' gradients.
   void add_to_parameters(double scale) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
       const void* const from = gradient(i);
@@ -94,9 +94,9 @@ class PassGradients {
   }
 
   const std::vector<nn::NamedParameter<D>>& parameters_;
-  std::vector<Ref<Node>> stand_ins_;  // none of frozen parameters
+  std::vector<Ref<Node>> stand_ins_;  // null for frozen parameters
   std::unordered_set<const Node*> leaves_;
-  std::vector<Storage<D>> sums_;  // of tied ones
+  std::vector<Storage<D>> sums_;  // of tied parameters
 };
 
 }  // namespace chorus::pipeline

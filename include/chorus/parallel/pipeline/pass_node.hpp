@@ -1,5 +1,5 @@
 #pragma once
-/// What stands on the tape for a pass through a pipeline.
+/// The tape's node for a pass through a pipeline.
 
 #include <chorus/autograd/grad_node.hpp>
 #include <functional>
@@ -13,7 +13,7 @@ class PassNode final : public GradNode<T, Rank, D> {
  public:
   using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
 
-  /// `back` sends the gradient by the pass's result to `leaves`, or to some of them.
+  /// `back` computes the gradients of `leaves`, or of some of them, from the gradient by the pass's result.
   PassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, Back back)
       : GradNode<T, Rank, D>("Pipeline", value.shape(), value.device()),
         leaves_(std::move(leaves)),

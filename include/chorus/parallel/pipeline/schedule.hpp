@@ -1,6 +1,6 @@
 #pragma once
-/// Schedule: which rank of a pipeline does what, in which order, as a table. GPipe, OneForwardOneBackward, Interleaved
-/// and ZeroBubbleH1 write such tables; `check_schedule` reads them without any rank.
+/// Schedule: a table of the actions of each rank of a pipeline, in order. GPipe, OneForwardOneBackward, Interleaved and
+/// ZeroBubbleH1 make such tables; `check_schedule` checks them without running any rank.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -12,13 +12,13 @@
 
 namespace chorus {
 
-/// The model is cut into stages, neighbours in turn: stage s lies on rank s % ranks, so that a rank of an interleaved
-/// pipeline has several. Each micro-batch goes forward through all stages and backward through all stages.
+/// The model is cut into consecutive stages: stage s is on rank s % ranks, so a rank of an interleaved pipeline has
+/// several. Each micro-batch goes forward through all stages, then backward.
 struct Schedule {
   enum class Kind : std::uint8_t {
     forward,
-    backward,  ///< by the stage's input; by its parameters, too, where the table has no `weight`
-    weight     ///< by its parameters, which nobody waits for
+    backward,  ///< by the stage's input; also by its parameters if the table has no `weight`
+    weight     ///< by its parameters; no other action waits for it
   };
   struct Action {
     Kind kind;
@@ -27,11 +27,11 @@ struct Schedule {
   };
 
   int stages = 0, micro_batches = 0;
-  std::vector<std::vector<Action>> ranks;  ///< in the order in which each rank does them
+  std::vector<std::vector<Action>> ranks;  ///< each rank's actions, in order
 
   int size() const { return static_cast<int>(ranks.size()); }
   int rank_of(int stage) const { return stage % size(); }
-  /// Whether gradients by parameters are actions of their own.
+  /// Whether gradients by parameters are separate actions.
   bool splits_backward() const {
     const auto splits = [](const std::vector<Action>& actions) {
       return std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == Kind::weight; });
@@ -39,7 +39,7 @@ struct Schedule {
     return std::any_of(ranks.begin(), ranks.end(), splits);
   }
 
-  /// A table without actions. Throws UsageError unless there are a rank, a stage on each rank and a micro-batch.
+  /// A table without actions. Throws UsageError unless there are at least one rank, stage per rank and micro-batch.
   static Schedule empty(std::string_view name, int p, int m, int stages_of_rank = 1) {
     check<UsageError>(p >= 1 && m >= 1 && stages_of_rank >= 1, name, ": expected ranks, micro-batches and stages on ",
                       "each rank, got ", p, ", ", m, " and ", stages_of_rank);
@@ -55,8 +55,8 @@ inline void append(std::string& out, const Schedule::Action& action) {
   out += cat(name(action.kind), " of micro-batch ", action.micro_batch, " in stage ", action.stage);
 }
 
-/// All micro-batches forward, then all backward (Huang et al. 2019, arXiv 1811.06965). A rank keeps the inputs of all
-/// m; of the time (p - 1) / (m + p - 1) is idle.
+/// All micro-batches forward, then all backward (Huang et al. 2019, arXiv 1811.06965). A rank keeps the inputs of all m
+/// micro-batches; the idle fraction is (p - 1) / (m + p - 1).
 struct GPipe {
   static constexpr const char* name = "gpipe";
   static Schedule of(int p, int m) {
@@ -70,8 +70,8 @@ struct GPipe {
   }
 };
 
-/// 1F1B (PipeDream-Flush; Narayanan et al. 2021, arXiv 2104.04473): after p - 1 - rank forwards a backward follows each
-/// forward. As much is idle as under GPipe, but a rank keeps at most p - rank inputs.
+/// 1F1B (PipeDream-Flush; Narayanan et al. 2021, arXiv 2104.04473): after p - 1 - rank forwards, each forward is
+/// followed by a backward. The idle fraction is GPipe's, but a rank keeps at most p - rank inputs.
 struct OneForwardOneBackward {
   static constexpr const char* name = "1f1b";
   static Schedule of(int p, int m) {
@@ -89,9 +89,9 @@ struct OneForwardOneBackward {
   }
 };
 
-/// 1F1B with V stages on each rank (Narayanan et al. 2021): a stage is shorter by V, and so is the time that passes
-/// until the last rank can begin; V times the messages. Micro-batches go in groups of at least p (of m, where that is
-/// less), nearly equal ones, each through all of the rank's stages before the next one.
+/// 1F1B with V stages on each rank (Narayanan et al. 2021): a stage, and the time until the last rank can begin, is V
+/// times shorter, with V times the messages. Micro-batches form nearly equal groups of at least p (or one group of m <
+/// p); each group passes all of the rank's stages before the next one.
 template <int V>
 struct Interleaved {
   static_assert(V >= 1, "Interleaved<V>: a rank has at least one stage");
@@ -99,7 +99,7 @@ struct Interleaved {
   static constexpr int stages_of_rank = V;
   static Schedule of(int p, int m) {
     auto table = Schedule::empty(name, p, m, V);
-    // The order in which a rank's parts of the model meet the micro-batches.
+    // The order in which a rank's parts of the model process the micro-batches.
     struct Turn {
       int part, micro_batch;
     };
@@ -130,9 +130,9 @@ struct Interleaved {
   }
 };
 
-/// ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B whose gradients by parameters are put off into the time that would be
-/// idle. A rank is behind with those of `rank` micro-batches at most, so that it keeps p inputs, what 1F1B's first rank
-/// does. For m >= p a pass takes 3 m + p - 1 units.
+/// ZB-H1 (Qi et al. 2023, arXiv 2401.10241): 1F1B that defers gradients by parameters into idle time. A rank defers
+/// those of at most `rank` micro-batches, so that it keeps p inputs, like 1F1B's first rank. For m >= p a pass takes 3
+/// m + p - 1 units.
 struct ZeroBubbleH1 {
   static constexpr const char* name = "zb-h1";
   static Schedule of(int p, int m) {
@@ -147,7 +147,7 @@ struct ZeroBubbleH1 {
         const bool goes_forward = i + warm_up < m;
         if (goes_forward) actions.push_back({Schedule::Kind::forward, i + warm_up, rank});
         actions.push_back({Schedule::Kind::backward, i, rank});
-        // With nothing to go forward with, a rank would wait for the next gradient.
+        // Without a forward to do, the rank would wait for the next gradient.
         if (!goes_forward || i + 1 - next_weight > rank) weight();
       }
       while (next_weight < m) weight();
@@ -156,7 +156,7 @@ struct ZeroBubbleH1 {
   }
 };
 
-/// How many stages a schedule gives each rank.
+/// The number of stages that a schedule gives each rank.
 template <class S>
 inline constexpr int stages_of_rank = 1;
 template <int V>

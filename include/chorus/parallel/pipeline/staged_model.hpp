@@ -1,5 +1,5 @@
 #pragma once
-/// A model of which each rank has a part, a stage, and whose forward pass is all ranks' together.
+/// A model in stages: each rank has some, and its forward pass is collective.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/random.hpp>
@@ -16,9 +16,8 @@
 
 namespace chorus::pipeline {
 
-/// A model type, for policies: what they see of it is this rank's stages, and a call is a pass of the whole batch
-/// through all of them. Policies of several processes share out batches between groups of ranks that have a pipeline
-/// each.
+/// A model type for policies: they see this rank's stages, and a call is a pass of the whole batch through all stages.
+/// Policies of several processes can divide batches between groups of ranks with a pipeline each.
 template <class Model, class Order, class Communicator = comm::AnyCommunicator>
 class StagedModel : public nn::Module {
  public:
@@ -26,7 +25,7 @@ class StagedModel : public nn::Module {
   using device_type = typename Stages::D;
   using D = device_type;
 
-  /// Takes rank 0's numbers: see Pipeline. Communicator and world must outlive this.
+  /// Takes rank 0's parameters: see Pipeline. Communicator and world must outlive this.
   StagedModel(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : stages_(std::make_shared<Stages>(std::move(model), communicator, world, options)) {}
 
@@ -37,13 +36,13 @@ class StagedModel : public nn::Module {
   }
   std::string describe() const override { return stages_->model().describe(); }
 
-  /// The loss, or the output, of the whole batch; the same on all ranks, which all call it, within a policy's pass.
+  /// Returns the loss, or the output, of the whole batch, the same on all ranks. All ranks call it, in a policy's pass.
   template <class X, class... Targets>
   auto forward(const X& x, const Targets&... targets) const {
     if constexpr (requires { Model::pipeline_names; })
       return pass(x, targets...);
     else
-      return Variable<float, 0, D>();  // nothing but the sentence about CHORUS_PIPELINE is an error then
+      return Variable<float, 0, D>();  // so that the missing CHORUS_PIPELINE is the only error
   }
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) const {
@@ -59,17 +58,17 @@ class StagedModel : public nn::Module {
     using Pass = pipeline::Pass<Model, Inputs...>;
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
-    // 1. The batch becomes micro-batches, of which the schedule's table says who does what with them, and when.
+    // 1. The batch is cut into micro-batches; the schedule's table lists the actions of each rank.
     const auto split = stages_->split(inputs...);
     const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
       const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
-      // 2. Where the model returns its loss, backward begins within the schedule; else it has to wait for the loss.
+      // 2. If the model returns its loss, backward runs within the schedule; otherwise it waits for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
       for (const Action& action : stages_->own_actions(schedule))
         if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
       if (goes_back) batch->gradients().sum_tied(stages_->tied());
-      // 3. All ranks have what the last stage has.
+      // 3. All ranks get the last stage's result.
       auto shared = stages_->share_result(schedule, *batch);
       random->drew = random->drew || shared.drew;
       return on_tape(schedule, batch, std::move(shared));
@@ -109,7 +108,7 @@ class StagedModel : public nn::Module {
     }
   }
 
-  // 4. What the user's backward pass does when it comes to the net's result.
+  // 4. The user's backward pass, when it reaches the net's result.
   template <class Pass>
   auto way_back(const Schedule& schedule, const std::shared_ptr<Pass>& batch,
                 [[maybe_unused]] double correction) const {

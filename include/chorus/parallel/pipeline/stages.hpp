@@ -1,5 +1,5 @@
 #pragma once
-/// What a rank of a pipeline holds: its stages' parameters, the wires to its neighbours, and what all ranks agree on.
+/// The state of a pipeline's rank: its stages' parameters, the links to its neighbours, and shared settings.
 
 #include <algorithm>
 #include <chorus/comm/objects.hpp>
@@ -30,7 +30,7 @@
 namespace chorus {
 
 struct PipelineOptions {
-  /// Into how many a batch is cut; one with fewer samples, into one of each sample. Sizes differ by at most one.
+  /// The number of micro-batches per batch, at most one per sample. Their sizes differ by at most one.
   int micro_batches = 8;
   /// Where the model is cut: EqualBytes{}, At{3, 7}, or ByTime{layer_times(model, x)}.
   PipelineCut cut = EqualBytes{};
@@ -47,7 +47,7 @@ class Stages {
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
 
-  /// All ranks begin with rank 0's numbers. A collective.
+  /// All ranks take rank 0's parameters. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
     if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
@@ -61,19 +61,19 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
 
   Model& model() { return model_; }
-  /// This rank's layers, by the names that they have in the model. What another one's layer has, too, has its name.
+  /// This rank's layers, under their names in the model. A parameter that another stage shares has that stage's name.
   void visit(nn::Visitor& visitor) {
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
   }
-  /// `own`, this rank's parameters, and those of other stages, of which it has no number: programs that choose some of
-  /// the model's by name or shape go as on one device.
+  /// `own`, this rank's parameters, and those of other stages, which are empty here: programs that choose parameters by
+  /// name or shape work as on one device.
   std::vector<nn::NamedParameter<D>> with_elsewhere(std::vector<nn::NamedParameter<D>> own) const {
     own.insert(own.end(), elsewhere_.begin(), elsewhere_.end());
     return own;
   }
-  /// Has `ranks` decide together what is decided by the model's parameters, wherever they are; of those that several
-  /// stages have, those of one count.
+  /// Makes `ranks` decide together about the model's parameters, wherever these are; a parameter that several stages
+  /// share counts once.
   template <class Ranks>
   void decide_together(Ranks& ranks, const std::weak_ptr<void>& net) {
     const auto counts = [this](const auto& named) { return this->counts(named); };
@@ -83,8 +83,8 @@ class Stages {
   const PipelineOptions& options() const { return options_; }
   const std::vector<std::size_t>& stage_begins() const { return begins_; }
 
-  /// Calls `f(model)` on every rank while all parameters and buffers are there, in memory of the whole model, as for
-  /// `io::save` by rank 0. What `f` writes, as `io::load` does, stays; all ranks write the same. All ranks call it.
+  /// Calls `f(model)` on every rank with all parameters and buffers present, in memory for the whole model, such as for
+  /// `io::save` by rank 0. Writes of `f` persist, as in `io::load`; all ranks must write the same. All ranks call it.
   template <class F>
   void gathered(const F& f) {
     or_all_end([&] {
@@ -104,7 +104,7 @@ class Stages {
       } catch (...) {
         try {
           send_away<D>(foreign, why);
-        } catch (const std::exception&) {  // as for want of memory: what `f` threw comes first
+        } catch (const std::exception&) {  // such as no memory: the error of `f` comes first
         }
         throw;
       }
@@ -112,14 +112,14 @@ class Stages {
     });
   }
 
-  /// Whether this rank has a parameter that another one's stages have, too.
+  /// Whether this rank shares a parameter with other ranks' stages.
   bool ties_stages() const { return tied_->any(); }
-  /// Whether a parameter's numbers count here, where those that several stages have are to count once.
+  /// Whether a parameter's numbers count on this rank, if those that several stages share must count once.
   bool counts(const nn::NamedParameter<D>& named) const {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
-  /// How the batch is cut. Throws ShapeError for targets of which it isn't known whether they are.
+  /// How the batch is cut. Throws ShapeError if it is unknown whether a target has samples.
   template <class First, class... Rest>
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
@@ -153,14 +153,14 @@ class Stages {
     using Facts = PassFacts<Model>;
     return Facts{model_, stages_, schedule, *wires_, parameters_, random, std::move(split), D{}};
   }
-  /// Of results on the tape, which may live longer.
+  /// For results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
   void flush() { wires_->flush(); }
-  /// For messages.
+  /// The current stage, for messages.
   void at_stage(int stage) { stage_now_ = stage; }
 
-  /// What a pass has given, on all ranks.
+  /// A pass's results, shared by all ranks.
   template <class Value>
   struct Shared {
     Value value;
@@ -169,7 +169,7 @@ class Stages {
     bool wants_grad = false, drew = false;
   };
 
-  /// The last stage's result, for all.
+  /// Sends the last stage's result to all ranks.
   template <class Pass>
   auto share_result(const Schedule& schedule, Pass& pass) {
     using Value = tensor_of<typename Pass::Result>;
@@ -204,7 +204,7 @@ class Stages {
     return shared;
   }
 
-  /// Runs a part of a step. Whatever is thrown ends all ranks: none waits for what does not come.
+  /// Runs a part of a step. Any exception aborts all ranks, so that none waits for messages that will not come.
   template <class Part>
   auto or_all_end(const Part& part) {
     try {
@@ -212,7 +212,7 @@ class Stages {
     } catch (const CommError& error) {
       abort(error.what());
       throw;
-    } catch (const std::bad_alloc&) {  // nor is there memory for a longer text
+    } catch (const std::bad_alloc&) {  // no memory for a longer text either
       abort("out of memory");
       throw;
     } catch (const std::exception& error) {
@@ -230,7 +230,7 @@ class Stages {
       communicator_.broadcast(std::span(static_cast<std::uint8_t*>(data), bytes), root, {.traffic = traffic});
   }
 
-  // Of a loss the mean by weights, of outputs all rows.
+  // For a loss the weighted mean, for outputs all rows.
   template <class Pass>
   auto whole_result(const Schedule& schedule, Pass& pass) {
     using Value = tensor_of<typename Pass::Result>;
@@ -270,7 +270,7 @@ class Stages {
     communicator_.abort(why);
   }
 
-  // All begin with rank 0's numbers, from which each keeps its part.
+  // All ranks take rank 0's parameters, then keep their part.
   [[gnu::cold]] void take_first_state() {
     const auto all = [](const auto&) { return true; };
     std::string cut = cat(options_.cut.index());
@@ -281,7 +281,7 @@ class Stages {
     detail::take_rank_0s<D>(model_, communicator_);
   }
 
-  // The layers of each stage.
+  // Assigns layers to stages.
   [[gnu::cold]] void cut() {
     std::vector<double> bytes;
     for (const auto& layer : layers()) {
@@ -319,7 +319,7 @@ class Stages {
     return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
   }
 
-  // The memory of other stages is given back.
+  // Frees the memory of other stages.
   [[gnu::cold]] void keep_own(const comm::World& world) {
     const auto all = layers();
     std::unordered_map<const Node*, std::vector<int>> owners;
@@ -394,7 +394,7 @@ class Stages {
     const detail::AtHome<D>* numbers;
     Ref<Node> kept;
     int owner;
-    std::string why;  // it is not here; empty where it is
+    std::string why;  // it is not here; empty if it is
   };
 
   Model model_;
@@ -404,10 +404,10 @@ class Stages {
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
   std::optional<SomeLayers<Model>> own_;
-  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // that own_ has, too
-  std::vector<nn::NamedParameter<D>> parameters_;                      // of all these
+  std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // aliases in own_
+  std::vector<nn::NamedParameter<D>> parameters_;                      // this rank's
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
-  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // what this rank has of these
+  std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // their empty stand-ins
   std::vector<Numbers> numbers_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches

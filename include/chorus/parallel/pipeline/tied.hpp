@@ -1,5 +1,5 @@
 #pragma once
-/// Parameters that layers of several stages share, as an embedding and the output layer often do.
+/// Parameters that layers of several stages share, often an embedding and the output layer.
 
 #include <chorus/comm/split.hpp>
 #include <chorus/nn/module.hpp>
@@ -11,12 +11,12 @@
 
 namespace chorus::pipeline {
 
-/// Each of the stages' ranks has a copy of a tied parameter; they add up its gradients, to the same bits, and all take
-/// the same step.
+/// The rank of each of these stages has a copy of a tied parameter. They sum its gradients, with equal bits on all of
+/// them, and all take the same step.
 template <Device D>
 class TiedParameters {
  public:
-  /// `owners[i]`: the ranks that have parameter i of the whole model, falling in no order. A collective call.
+  /// `owners[i]`: the ranks that have parameter i of the whole model, in any order. A collective.
   TiedParameters(comm::AnyCommunicator& all, const comm::World& world, const std::vector<Node*>& parameters,
                  const std::vector<std::vector<int>>& owners) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -54,13 +54,13 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
-  /// Whether this rank has one.
+  /// Whether this rank has a tied parameter.
   bool any() const {
     for (const Group& group : groups_)
       if (group.communicator) return true;
     return false;
   }
-  /// Whether this rank is the one whose numbers count where each is to count once.
+  /// Whether this rank's numbers count, if each parameter must count once.
   bool counts_here(const Node& parameter, int rank) const {
     for (const Group& group : groups_)
       for (const Node* known : group.parameters)
@@ -75,7 +75,7 @@ class TiedParameters {
  private:
   struct Group {
     std::vector<int> ranks;
-    std::optional<comm::AnyCommunicator> communicator;  // where this rank is in it
+    std::optional<comm::AnyCommunicator> communicator;  // set if this rank belongs to it
     std::vector<const Node*> parameters;
   };
   std::vector<Group> groups_;

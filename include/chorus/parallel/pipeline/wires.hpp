@@ -19,23 +19,22 @@
 
 namespace chorus::pipeline {
 
-/// An engine's calls run in their order, and a `send` may wait until the peer receives. Two neighbours that each had
-/// activations and gradients in one queue would wait for each other once messages are larger than the link's room; so
-/// each edge has a group of two ranks for each direction. Edges that meet in a rank can't be made by one `split`: even
-/// and odd ones are made in turn.
+/// A communicator's calls run in order, and a `send` may block until the peer receives. If two neighbours had
+/// activations and gradients in one queue, large messages would deadlock: so each edge has a two-rank group per
+/// direction. Edges that share a rank can't be made by one `split`, so even and odd edges are made in turn.
 template <Device D>
 class Wires {
  public:
   enum class Direction : std::uint8_t { forward, backward };
 
-  /// What is sent counts as `Traffic::activations`, headers as control. A ring, which also has an edge from the last
-  /// rank to the first, is for ranks with several stages. A collective call of all ranks.
+  /// Messages count as `Traffic::activations`, headers as control. A ring, with an edge from the last rank to the
+  /// first, is for ranks with several stages. A collective of all ranks.
   Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
     const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
     const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
     for (const Direction direction : {Direction::forward, Direction::backward})
       for (int color = 0; color < colors; ++color) {
-        int own = -1;  // the edge of this color that this rank is at an end of
+        int own = -1;  // the edge of this color that ends at this rank
         for (int edge = 0; edge < edges; ++edge)
           if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
         auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
@@ -44,8 +43,8 @@ class Wires {
       }
   }
 
-  /// Sends what belongs to `header.stage`, on rank `to`: an activation's numbers, or the gradient by it. Returns before
-  /// it has gone; the activation is kept until then.
+  /// Sends data of `header.stage` to rank `to`: an activation's numbers, or the gradient by it. Returns before they
+  /// have been sent; the activation is kept until then.
   void send(Direction direction, int to, const Header& header, std::shared_ptr<AnyActivation<D>> what) {
     if (to == rank_) return local_.push_back({direction, header, std::move(what)});
     auto& wire = link(direction, direction == Direction::forward ? out : in);
@@ -59,8 +58,8 @@ class Wires {
     while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
   }
 
-  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose
-  /// numbers, or whose gradient, are to be filled. Those of others that come first are kept.
+  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose numbers or
+  /// gradient to fill. Messages that arrive before it are kept.
   template <class Place>
   std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
     const auto is_it = [&](Direction d, const Header& header) {
@@ -108,7 +107,7 @@ class Wires {
     }
   }
 
-  /// Returns when all that was sent has gone.
+  /// Returns when all messages have been sent.
   void flush() {
     for (Message& message : on_their_way_) message.head.wait(), message.body.wait();
     on_their_way_.clear();
@@ -121,7 +120,7 @@ class Wires {
 
  private:
   static constexpr comm::CollectiveOptions activations{.traffic = trace::Traffic::activations};
-  enum End : std::uint8_t { out, in };  // of an edge, as the activations see it
+  enum End : std::uint8_t { out, in };  // of an edge, in the activations' direction
 
   struct Message {
     Header header;

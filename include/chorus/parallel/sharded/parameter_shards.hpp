@@ -1,5 +1,5 @@
 #pragma once
-/// Which rank steps which numbers of the parameters, and its own ones as an optimizer takes them.
+/// Assigns each number of the parameters to a rank that steps it, and gives this rank's to an optimizer.
 
 #include <algorithm>
 #include <chorus/nn/flat_parameters.hpp>
@@ -24,29 +24,29 @@ struct ParameterShard {
   int owner;
   std::size_t begin, end;
 
-  /// Where they are in a tensor of the whole parameter's state, and how many bytes they take there.
+  /// Their address in a state tensor of the whole parameter, and their bytes there.
   std::uint8_t* in(const optim::StateTensor& t) const {
     return static_cast<std::uint8_t*>(t.data) + (t.on_host ? 0 : begin * size_of(t.dtype));
   }
   std::size_t bytes(const optim::StateTensor& t) const { return (t.on_host ? 1 : end - begin) * size_of(t.dtype); }
 };
 
-/// All numbers of a net's buckets, cut into shards: of each bucket rank r has `ddp::part_of(count, r, ranks)`.
+/// All numbers of a net's buckets, cut into shards: rank r has `ddp::part_of(count, r, ranks)` of each bucket.
 template <Device D>
 class ParameterShards {
  public:
-  /// Of all ranks, in the same order on each.
+  /// The shards of all ranks, in the same order on each.
   const std::vector<ParameterShard<D>>& all() const { return shards_; }
-  /// This rank's.
+  /// This rank's shards.
   const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
 
-  /// Whether the net still has the buckets that were cut.
+  /// Whether the net's buckets are still those that were cut.
   template <class Net>
   bool fit(Net& net) const {
     return order_of(net) == order_;
   }
 
-  /// Before `cut`: has parameters cut that no bucket has held so far, each by itself, if `wanted(name)`.
+  /// Called before `cut`: each parameter with `wanted(name)` that no bucket has held so far is cut by itself.
   template <class Net, class Wanted>
   void place(Net& net, const Wanted& wanted) {
     std::set<const ParameterOn<D>*> placed;
@@ -79,7 +79,7 @@ class ParameterShards {
             shards_.push_back({entry.named, rank, begin - from, end - from});
         }
       }
-    // Those that are frozen now keep their state where it was.
+    // Parameters that are frozen now keep their shards.
     for (const auto& shard : before)
       if (std::none_of(order_.begin(), order_.end(),
                        [&](const auto& placed) { return placed.first == shard.named.parameter; }))
@@ -93,7 +93,7 @@ class ParameterShards {
   }
 
  private:
-  /// The parameters of all buckets, and where each bucket ends.
+  /// The parameters of all buckets, and each bucket's end.
   using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
   template <class Net>
   static Order order_of(Net& net) {
@@ -104,7 +104,7 @@ class ParameterShards {
     return order;
   }
 
-  Order order_;  // when they were cut
+  Order order_;  // at the time of `cut`
   std::vector<ParameterShard<D>> shards_;
   std::vector<std::unique_ptr<ParameterSlice<D>>> slices_;
   std::vector<nn::NamedParameter<D>> mine_;

@@ -21,7 +21,7 @@ class CommunicatorGroup final : public TensorGroup {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool splits_sequences() const override { return splits_sequences_; }
-  /// Nodes of the tape may live longer than the policy.
+  /// Nodes of the tape may outlive the policy.
   void end() { communicator_ = nullptr; }
 
  protected:

@@ -1,6 +1,6 @@
 #pragma once
-/// What all ranks of TensorParallel have whole gets the same gradients on all of them, to the bit: checked, now and
-/// then, in what backward leaves.
+/// Checks that parameters that all ranks of TensorParallel have whole get bit-identical gradients on all ranks, every
+/// few backward passes.
 
 #include <array>
 #include <chorus/autograd/tape.hpp>
@@ -19,7 +19,7 @@ namespace chorus::detail {
 template <Device D, class Communicator>
 class ReplicaCheck {
  public:
-  /// Each `every` backward passes; 0: never.
+  /// Checks in every `every`-th backward pass; 0: never.
   ReplicaCheck(const nn::FlatParameters<D>& flat, Communicator& communicator, const std::weak_ptr<void>& alive,
                int every)
       : flat_(flat), communicator_(communicator), every_(every) {
@@ -37,7 +37,7 @@ class ReplicaCheck {
   ReplicaCheck(const ReplicaCheck&) = delete;
   ReplicaCheck& operator=(const ReplicaCheck&) = delete;
 
-  /// Throws UsageError, on every rank, where gradients differ. A collective.
+  /// Throws UsageError, on every rank, if gradients differ. A collective.
   [[gnu::cold]] void check_now() {
     std::vector<std::uint64_t> own;
     std::uint64_t all = 0;

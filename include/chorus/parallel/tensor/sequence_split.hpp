@@ -1,13 +1,13 @@
 #pragma once
-/// Whether TensorParallel shares out the places of a sequence, too, where layers are whole.
+/// Whether TensorParallel also divides activations along the sequence between divided layers.
 
 namespace chorus {
 
-/// For TensorParallel and mesh::Tensor: what lies between shared layers is whole on each rank.
+/// For TensorParallel and mesh::Tensor: activations between divided layers are whole on each rank.
 struct NoSequenceSplit {
   static constexpr bool splits_sequences = false;
 };
-/// It is shared out by places of the text.
+/// Activations between divided layers are divided along the sequence.
 struct SequenceSplit {
   static constexpr bool splits_sequences = true;
 };

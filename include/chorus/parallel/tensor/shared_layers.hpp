@@ -1,5 +1,5 @@
 #pragma once
-/// The layers of a model that a group of ranks shares out, for policies: their parts, and what operators know of it.
+/// The layers of a model that a group of ranks divides, for policies: their parts, and the group that operators use.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/copy_of.hpp>
@@ -25,9 +25,9 @@ class SharedLayers {
   SharedLayers& operator=(const SharedLayers&) = delete;
   ~SharedLayers() { group_->end(); }
 
-  /// Compares the ranks' models, and takes rank 0's numbers and of them this rank's part. `options`: what must be the
-  /// same, too. Throws UsageError, on all ranks, where they differ, where no layer can be shared out, and where a rank
-  /// would have nothing of one.
+  /// Compares the ranks' models, takes rank 0's parameters and keeps this rank's part of them. `options` must be the
+  /// same on all ranks, too. Throws UsageError, on all ranks, if they differ, if no layer can be divided, and if a rank
+  /// would get nothing of one.
   template <class Model>
   Model share_out(Model model, const std::string& options = "") {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
@@ -50,13 +50,12 @@ class SharedLayers {
     return model;
   }
 
-  /// For TensorGroupScope: what layers are to know in a forward pass; null where they are whole.
+  /// For TensorGroupScope: the group that layers use in a forward pass; null if layers are whole.
   std::shared_ptr<TensorGroup> group() const {
     return communicator_.size() > 1 ? std::shared_ptr<TensorGroup>(group_) : nullptr;
   }
 
-  /// Calls `f` with a whole model, on every rank, of one that has been shared out; what it writes stays. All ranks call
-  /// it.
+  /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
     using D = typename nn::detail::DeviceOfModel<Model>::type;

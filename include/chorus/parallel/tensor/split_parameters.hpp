@@ -1,5 +1,5 @@
 #pragma once
-/// Cuts the parameters of a model into this rank's parts, in place, and puts whole ones together again.
+/// Cuts the parameters of a model into this rank's parts, in place, and joins them again.
 
 #include <algorithm>
 #include <chorus/core/tensor_group.hpp>
@@ -17,8 +17,8 @@
 
 namespace chorus::detail {
 
-/// The parameters of a model that its layers share out, each once, with how. Throws UsageError where two layers have
-/// one parameter in common and don't share it out in the same way.
+/// The parameters that a model's layers divide, each once, with the way they are divided. Throws UsageError if two
+/// layers share a parameter and divide it in different ways.
 template <Device D>
 class SplitParameters final : public nn::detail::Walker {
  public:
@@ -55,7 +55,7 @@ class SplitParameters final : public nn::detail::Walker {
   std::vector<Item> items_, whole_;
 };
 
-/// The numbers of a part of a parameter; of promised ones, promised.
+/// The numbers of a part of a parameter; promised if the parameter's are.
 template <Device D>
 Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, const AxisPart& mine) {
   const auto size = size_of(parameter.dtype());
@@ -84,7 +84,7 @@ Storage<D> part_of(const ParameterOn<D>& parameter, const SplitLayout& layout, c
   return part;
 }
 
-/// Writes the numbers at `from`, on the same device, where they are others.
+/// Copies the numbers at `from`, on the same device, if they differ.
 template <Device D>
 void take_numbers(const AtHome<D>& to, const void* from) {
   const std::size_t bytes = to.size_bytes();
@@ -94,7 +94,7 @@ void take_numbers(const AtHome<D>& to, const void* from) {
   to.touch();
 }
 
-/// Makes `item` this rank's part of what it is. Throws UsageError where a rank would have nothing of it.
+/// Replaces `item` by this rank's part of it. Throws UsageError if a rank would get nothing of it.
 template <Device D>
 void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<TensorGroup>& group) {
   auto& parameter = item.parameter();
@@ -114,7 +114,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   parameter.set_part(std::move(whole));
 }
 
-/// Puts into `whole`, another model's parameter, what all ranks have of `part`. A collective.
+/// Joins all ranks' `part`s in `whole`, a parameter of another model. A collective.
 template <Device D, class Communicator>
 void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& communicator) {
   const PartOfParameter& of = *part.part();
@@ -143,7 +143,7 @@ void join(const ParameterOn<D>& part, ParameterOn<D>& whole, Communicator& commu
   whole.set_part(nullptr);
 }
 
-/// Writes this rank's part of `whole`'s numbers into `part`, where they are others.
+/// Copies this rank's part of `whole` into `part`, if it differs.
 template <Device D>
 void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
