@@ -33,6 +33,7 @@ using Value = Variable<float, Rank, Cpu>;
 CHORUS_EXTERN template void detail::throw_joined<DeviceError>(std::initializer_list<detail::Part>);
 CHORUS_EXTERN template void detail::throw_joined<ShapeError>(std::initializer_list<detail::Part>);
 CHORUS_EXTERN template void detail::throw_joined<UsageError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void append(std::string&, const Cpu&);
 CHORUS_EXTERN template int detail::to_number(const char*, std::string_view);
 CHORUS_EXTERN template double detail::to_number(const char*, std::string_view);
 CHORUS_EXTERN template Index detail::to_number(const char*, std::string_view);

@@ -51,7 +51,7 @@ struct NonFiniteError : Error {
 };
 
 // The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
-inline void append(std::string& out, std::string_view part) { out += part; }
+void append(std::string& out, std::string_view part);
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
 

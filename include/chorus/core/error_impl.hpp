@@ -26,11 +26,10 @@ CHORUS_INLINE void append_integer(std::string& out, std::int64_t part) { append_
 CHORUS_INLINE void append_integer(std::string& out, std::uint64_t part) { append_number(out, part); }
 }  // namespace detail
 
+CHORUS_INLINE void append(std::string& out, std::string_view part) { out += part; }
 CHORUS_INLINE void append(std::string& out, float part) { detail::append_number(out, part); }
 CHORUS_INLINE void append(std::string& out, double part) { detail::append_number(out, part); }
-CHORUS_INLINE void append(std::string& out, std::span<const std::int64_t> parts) {
-  detail::append_list(out, parts);
-}
+CHORUS_INLINE void append(std::string& out, std::span<const std::int64_t> parts) { detail::append_list(out, parts); }
 
 namespace detail {
 CHORUS_INLINE Part Part::of(const char* text) {

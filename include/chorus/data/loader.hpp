@@ -138,7 +138,7 @@ class Loader {
   std::default_sentinel_t end() const { return {}; }
 
  protected:
-  ~Loader() = default;
+  ~Loader();
   Loader(Loader&&) = default;
   Loader& operator=(Loader&&) = default;
 

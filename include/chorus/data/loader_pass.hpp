@@ -51,6 +51,9 @@ struct LoaderPass {
 };
 
 template <class B>
+Loader<B>::~Loader() = default;
+
+template <class B>
 Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make)
     : sampler_(std::move(sampler)) {
   check_loader(dataset_size, sampler_, options);

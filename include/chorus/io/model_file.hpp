@@ -13,6 +13,7 @@
 namespace chorus::io {
 
 namespace detail {
+const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
@@ -26,7 +27,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
 /// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
-void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
+void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
@@ -39,7 +40,7 @@ requires requires(Net& net) {
   typename Net::policy_type;
   net.module();
 }
-void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
+void save(Net& net, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);
   } else {

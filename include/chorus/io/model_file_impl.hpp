@@ -56,6 +56,11 @@ CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Modu
   return out;
 }
 
+CHORUS_INLINE const Metadata& no_metadata() {
+  static const Metadata none;
+  return none;
+}
+
 CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)

@@ -21,31 +21,12 @@ class ConvolutionBase : public Module {
   Parameter<T, Rank, D> weight;
   Parameter<T, 1, D> bias;
 
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
-  }
-  std::string describe() const override {
-    return cat(name_, "(", in_, ", ", out_, ", kernel=", product(std::span<const Index>(weight.shape()).subspan(2)),
-               ")");
-  }
+  void visit(Visitor& visitor) override;
+  std::string describe() const override;
 
  protected:
   ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps, Index groups, bool with_bias,
-                  bool transposed)
-      : name_(name), in_(in), out_(out) {
-    bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
-    for (const Index tap : taps) fits = fits && tap > 0;
-    check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", product(taps), ", ", groups,
-                      " groups: all must be positive, and groups divide the channels");
-    Shape<Rank> shape{};
-    shape[0] = transposed ? in : out;
-    shape[1] = (transposed ? out : in) / groups;
-    std::copy(taps.begin(), taps.end(), shape.begin() + 2);
-    const Index fan_in = numel(shape) / shape[0];
-    weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
-    if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
-  }
+                  bool transposed);
 
  private:
   static std::string product(std::span<const Index> taps) {
@@ -57,6 +38,34 @@ class ConvolutionBase : public Module {
   const char* name_;
   Index in_, out_;
 };
+
+template <int Rank, Device D, Real T>
+ConvolutionBase<Rank, D, T>::ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps,
+                                             Index groups, bool with_bias, bool transposed)
+    : name_(name), in_(in), out_(out) {
+  bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
+  for (const Index tap : taps) fits = fits && tap > 0;
+  check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", product(taps), ", ", groups,
+                    " groups: all must be positive, and groups divide the channels");
+  Shape<Rank> shape{};
+  shape[0] = transposed ? in : out;
+  shape[1] = (transposed ? out : in) / groups;
+  std::copy(taps.begin(), taps.end(), shape.begin() + 2);
+  const Index fan_in = numel(shape) / shape[0];
+  weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
+  if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
+}
+
+template <int Rank, Device D, Real T>
+void ConvolutionBase<Rank, D, T>::visit(Visitor& visitor) {
+  visitor.parameter("weight", weight);
+  if (bias) visitor.parameter("bias", bias);
+}
+
+template <int Rank, Device D, Real T>
+std::string ConvolutionBase<Rank, D, T>::describe() const {
+  return cat(name_, "(", in_, ", ", out_, ", kernel=", product(std::span<const Index>(weight.shape()).subspan(2)), ")");
+}
 }  // namespace detail
 
 /// Options of the layer Conv2d; a Size2d is one number or {rows, columns}.
@@ -83,17 +92,20 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
                               [this](const auto&... xs) { return conv2d(xs..., options_); });
     });
   }
-  std::string describe() const override {
-    auto text = detail::ConvolutionBase<4, D, T>::describe();
-    text.pop_back();
-    if (options_.stride.height != 1) text += cat(", stride=", options_.stride.height);
-    if (options_.padding.height != 0) text += cat(", padding=", options_.padding.height);
-    if (options_.groups != 1) text += cat(", groups=", options_.groups);
-    return text + ")";
-  }
+  std::string describe() const override;
 
  private:
   chorus::Conv2dOptions options_;
 };
+
+template <Device D, Real T>
+std::string Conv2d<D, T>::describe() const {
+  auto text = detail::ConvolutionBase<4, D, T>::describe();
+  text.pop_back();
+  if (options_.stride.height != 1) text += cat(", stride=", options_.stride.height);
+  if (options_.padding.height != 0) text += cat(", padding=", options_.padding.height);
+  if (options_.groups != 1) text += cat(", groups=", options_.groups);
+  return text + ")";
+}
 
 }  // namespace chorus::nn

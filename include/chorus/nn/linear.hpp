@@ -22,12 +22,7 @@ class Linear : public Module {
   Parameter<T, 1, D> bias;
 
   /// Throws ShapeError unless both numbers are positive.
-  Linear(Index in_features, Index out_features, const LinearOptions& options = {}) {
-    check<ShapeError>(in_features > 0 && out_features > 0, "Linear: ", in_features, " inputs and ", out_features,
-                      " outputs: both must be positive");
-    weight = Parameter(init::default_uniform<T, D, 2>({out_features, in_features}, in_features));
-    if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_features}, in_features));
-  }
+  Linear(Index in_features, Index out_features, const LinearOptions& options = {});
 
   template <Operand X>
   [[gnu::noinline]] auto operator()(const X& x) const {
@@ -37,13 +32,8 @@ class Linear : public Module {
   auto operator()(const Columns<X>& x) const {
     return linear(x, weight, bias);  // which does not compile, and says why
   }
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
-  }
-  std::string describe() const override {
-    return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
-  }
+  void visit(Visitor& visitor) override;
+  std::string describe() const override;
 
  protected:
   template <Operand X>
@@ -51,5 +41,24 @@ class Linear : public Module {
     return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };
+
+template <Device D, Real T>
+Linear<D, T>::Linear(Index in_features, Index out_features, const LinearOptions& options) {
+  check<ShapeError>(in_features > 0 && out_features > 0, "Linear: ", in_features, " inputs and ", out_features,
+                    " outputs: both must be positive");
+  weight = Parameter(init::default_uniform<T, D, 2>({out_features, in_features}, in_features));
+  if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_features}, in_features));
+}
+
+template <Device D, Real T>
+std::string Linear<D, T>::describe() const {
+  return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
+}
+
+template <Device D, Real T>
+void Linear<D, T>::visit(Visitor& visitor) {
+  visitor.parameter("weight", weight);
+  if (bias) visitor.parameter("bias", bias);
+}
 
 }  // namespace chorus::nn

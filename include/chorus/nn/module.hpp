@@ -211,14 +211,7 @@ class Walker : public Visitor {
   std::string prefix_;
 };
 
-[[gnu::cold]] inline bool any_layer_trains(Module& model) {
-  struct Look final : Walker {
-    bool any = false;
-    void enter(Module& layer) override { any = any || layer.training(); }
-  } look;
-  look.walk(model);
-  return look.any;
-}
+[[gnu::cold]] bool any_layer_trains(Module& model);
 /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
 inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
 

@@ -19,6 +19,15 @@ CHORUS_INLINE void Walker::module(std::string_view name, Module& child) {
   prefix_.resize(length);
 }
 
+CHORUS_INLINE bool any_layer_trains(Module& model) {
+  struct Look final : Walker {
+    bool any = false;
+    void enter(Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(model);
+  return look.any;
+}
+
 template <Device D>
 struct Collector final : Walker {
   std::vector<NamedParameter<D>> parameters;

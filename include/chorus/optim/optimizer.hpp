@@ -48,13 +48,8 @@ class Optimizer : public HasLearningRate {
  public:
   /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
   /// parameters.
-  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
-      : HasLearningRate(lr) {
-    for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
-    check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
-    for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
-  }
-  virtual ~Optimizer() = default;
+  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {});
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -375,5 +370,16 @@ class Optimizer : public HasLearningRate {
   std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };
+
+template <Device D>
+Optimizer<D>::~Optimizer() = default;
+
+template <Device D>
+Optimizer<D>::Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers)
+    : HasLearningRate(lr) {
+  for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
+  check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
+  for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
+}
 
 }  // namespace chorus::optim

@@ -22,16 +22,7 @@ class Sgd final : public Optimizer<D> {
   using options_type = SgdOptions;
 
   /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
-  explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr,
-                     {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
-        options_(options) {
-    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
-                      "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
-                      options.weight_decay);
-    check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                      "Sgd: Nesterov needs momentum above 0 and no dampening");
-  }
+  explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {});
 
   void step() override;
 
@@ -44,6 +35,18 @@ class Sgd final : public Optimizer<D> {
  private:
   SgdOptions options_;
 };
+
+template <Device D>
+Sgd<D>::Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options)
+    : Optimizer<D>(std::move(parameters), options.lr,
+                   {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
+      options_(options) {
+  check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
+                    "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
+                    options.weight_decay);
+  check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+                    "Sgd: Nesterov needs momentum above 0 and no dampening");
+}
 
 }  // namespace chorus::optim
 

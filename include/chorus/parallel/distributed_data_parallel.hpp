@@ -31,80 +31,114 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
  protected:
   using Base::Base;
   /// If a rank throws during communication, it aborts the group, so that peers fail at once instead of waiting.
-  [[gnu::noinline]] ~Reducer() {
-    if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
-  }
+  ~Reducer();
 
   /// Called at the end of the net's construction.
-  [[gnu::cold]] void begin() {
-    this->install();
-    // 1. All ranks begin with rank 0's parameters and buffers.
-    if (this->options().init_sync) this->take_first_state();
-    // 2. Each parameter reports when its gradient is final.
-    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
-  }
+  [[gnu::cold]] void begin();
   /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
-  void forward_begins(ForwardPass& pass) {
-    this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
-    this->tell(&Extension::ready_for_forward);
-  }
-  void forward_ended() { this->tell(&Extension::forward_ended); }
+  void forward_begins(ForwardPass& pass);
+  void forward_ended();
 
  private:
   // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
-  void backward_is_weighed() override { this->tell(&Extension::weighed); }
+  void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
-  void gradient_is_final(std::size_t i) {
-    this->check_weighed();
-    if (this->sync && !this->in_backward) {
-      begin_backward();
-      this->when_backward_ends([this] { finish_backward(); });
-    }
-    this->tell(&Extension::gradient_arrived, i);
-    if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may not give a gradient
-    this->buckets.arrived(i);
-    send_full();
-  }
-  void begin_backward() override {
-    this->weight = this->shares_.weight();
-    this->buckets.begin_pass();
-    this->in_backward = true;
-    this->tell(&Extension::backward_begins);
-  }
+  void gradient_is_final(std::size_t i);
+  void begin_backward() override;
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
-  void finish_backward() override {
-    this->tell(&Extension::backward_ended);
-    send_full();
-    if (!this->buckets.all_left()) this->refuse_missing();
-    take_back(this->buckets.on_their_way());
-    this->tell(&Extension::averaged);
-    this->in_backward = false;
-    this->tell(&Extension::pass_ended);
-  }
+  void finish_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
-  void send_full() override {
-    while (ddp::Bucket* const bucket = this->buckets.next_full()) {
-      this->tell(&Extension::bucket_is_full, *bucket);
-      this->tell(&Extension::communicates, true);
-      this->calls_.start(*this, *bucket);
-      this->tell(&Extension::communicates, false);
-    }
-  }
-  void take_back(std::span<ddp::Bucket> some) override {
-    this->tell(&Extension::communicates, true);
-    this->calls_.wait_for(*this, some);
-    this->tell(&Extension::communicates, false);
-    for (ddp::Bucket& bucket : some) {
-      for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
-      this->buckets.returned();
-    }
-  }
+  void send_full() override;
+  void take_back(std::span<ddp::Bucket> some) override;
 
   const int exceptions_before_ = std::uncaught_exceptions();
 };
+
+template <Device D, class Hook, class Communicator>
+Reducer<D, Hook, Communicator>::~Reducer() {
+  if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::begin() {
+  this->install();
+  // 1. All ranks begin with rank 0's parameters and buffers.
+  if (this->options().init_sync) this->take_first_state();
+  // 2. Each parameter reports when its gradient is final.
+  this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::forward_begins(ForwardPass& pass) {
+  this->tell(&Extension::forward_begins, pass);
+  this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
+  this->tell(&Extension::ready_for_forward);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::forward_ended() {
+  this->tell(&Extension::forward_ended);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::backward_is_weighed() {
+  this->tell(&Extension::weighed);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::gradient_is_final(std::size_t i) {
+  this->check_weighed();
+  if (this->sync && !this->in_backward) {
+    begin_backward();
+    this->when_backward_ends([this] { finish_backward(); });
+  }
+  this->tell(&Extension::gradient_arrived, i);
+  if (!this->sync || !this->buckets.sends(i)) return;
+  if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
+  this->fill(i);  // a user's backward function may not give a gradient
+  this->buckets.arrived(i);
+  send_full();
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::begin_backward() {
+  this->weight = this->shares_.weight();
+  this->buckets.begin_pass();
+  this->in_backward = true;
+  this->tell(&Extension::backward_begins);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::finish_backward() {
+  this->tell(&Extension::backward_ended);
+  send_full();
+  if (!this->buckets.all_left()) this->refuse_missing();
+  take_back(this->buckets.on_their_way());
+  this->tell(&Extension::averaged);
+  this->in_backward = false;
+  this->tell(&Extension::pass_ended);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::send_full() {
+  while (ddp::Bucket* const bucket = this->buckets.next_full()) {
+    this->tell(&Extension::bucket_is_full, *bucket);
+    this->tell(&Extension::communicates, true);
+    this->calls_.start(*this, *bucket);
+    this->tell(&Extension::communicates, false);
+  }
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::take_back(std::span<ddp::Bucket> some) {
+  this->tell(&Extension::communicates, true);
+  this->calls_.wait_for(*this, some);
+  this->tell(&Extension::communicates, false);
+  for (ddp::Bucket& bucket : some) {
+    for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
+    this->buckets.returned();
+  }
+}
 
 }  // namespace ddp
 
@@ -176,8 +210,9 @@ class DistributedDataParallel
  private:
   friend class detail::Access<DistributedDataParallel>;
 
-  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
+  [[gnu::noinline]] DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                                            const DistributedDataParallelOptions& options, std::uint64_t seed,
+                                            Hook hook)
       : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
                                 std::move(hook)) {
     device_ = std::move(device);

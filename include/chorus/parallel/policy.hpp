@@ -40,7 +40,7 @@ class PolicyOn {
   /// are this process's. They are in memory order: under DistributedDataParallel the first backward pass reorders them
   /// by the arrival of their gradients. If the order must be stable, use names, or `nn::named_parameters` of
   /// `module()`, in the order of its members.
-  std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
+  std::vector<nn::NamedParameter<device_type>> parameters() const;
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
   /// While it lives, each process has the whole model: to save, load or inspect. Under most policies it always has. All
@@ -90,13 +90,7 @@ class PolicyOn {
 
  protected:
   /// The model must outlive this.
-  PolicyOn(nn::Module& model, std::uint64_t seed)
-      : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
-    random_.seed = seed;
-    random_.device_slot = trace_slot(model_device());
-    if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
-      note_gradients(*trace);
-  }
+  PolicyOn(nn::Module& model, std::uint64_t seed);
   ~PolicyOn() = default;
 
   /// Watches the model in the pass that begins: only in the first that records gradients.
@@ -117,21 +111,7 @@ class PolicyOn {
 
   /// The random context of the forward pass that begins, with that many samples (see RandomContext). A pass that a
   /// checkpoint recomputes draws the same numbers and does not count.
-  [[gnu::noinline]] RandomContext& begin_forward(Index samples = 0) {
-    PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
-    counts_ = known == nullptr || !known->repeats();
-    random_.step = known != nullptr ? known->take(passes_) : passes_;
-    random_.next_operation = 0;
-    random_.samples = samples;
-    random_.drew = false;
-    if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
-      if (grad_enabled())
-        steps->forward_begins();
-      else if (!any_training())
-        steps->evaluation_begins();
-    }
-    return random_;
-  }
+  RandomContext& begin_forward(Index samples = 0);
   void end_forward() {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
@@ -163,6 +143,37 @@ class PolicyOn {
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
+
+template <Device D>
+std::vector<nn::NamedParameter<D>> PolicyOn<D>::parameters() const {
+  return flat_.parameters();
+}
+
+template <Device D>
+PolicyOn<D>::PolicyOn(nn::Module& model, std::uint64_t seed)
+    : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+  random_.seed = seed;
+  random_.device_slot = trace_slot(model_device());
+  if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+    note_gradients(*trace);
+}
+
+template <Device D>
+RandomContext& PolicyOn<D>::begin_forward(Index samples) {
+  PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
+  counts_ = known == nullptr || !known->repeats();
+  random_.step = known != nullptr ? known->take(passes_) : passes_;
+  random_.next_operation = 0;
+  random_.samples = samples;
+  random_.drew = false;
+  if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
+    if (grad_enabled())
+      steps->forward_begins();
+    else if (!any_training())
+      steps->evaluation_begins();
+  }
+  return random_;
+}
 
 /// Holds the model; constructed before the policy's other members.
 template <class Model>

@@ -59,7 +59,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  virtual ~PolicyOfRanks() { group_->policy = nullptr; }
+  virtual ~PolicyOfRanks();
 
   /// Combines `value`, the mean over this rank's `samples`, to the mean over all ranks' samples. Throws UsageError, on
   /// every rank, if their optimizers have not made the same steps.
@@ -120,31 +120,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator, int dim, std::uint64_t seed)
-      : PolicyOn<D>(model, seed),
-        title_(title),
-        communicator_(communicator),
-        program_(title, communicator),
-        shares_(communicator),
-        buffers_(nn::named_buffers<D>(model)),
-        handles_(model) {
-    if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator.backend());
-    check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
-    shares_.compare(program_);
-    program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
-    this->random_.dim = dim;
-    this->random_.first_sample = [this] {
-      const auto first = shares_.first_sample();
-      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
-      detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
-      return first;
-    };
-    this->random_.devices = communicator.size();
-    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-  }
+  PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator, int dim, std::uint64_t seed);
 
   /// Throws UsageError, on every rank, if the ranks' models or `options` differ. All ranks take rank 0's seed.
   template <class Counts>
@@ -157,18 +133,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   virtual std::string own_options() const { return {}; }
 
   /// Calls `f(i)` when backward has the final gradient of the parameter that is now entry `i`.
-  virtual void on_gradients(std::function<void(std::size_t)> f) {
-    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
-      this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
-        if (!alive.expired()) f(i);
-      });
-  }
+  virtual void on_gradients(std::function<void(std::size_t)> f);
   /// Calls `f()` when the backward run of this thread has ended.
-  virtual void when_backward_ends(std::function<void()> f) {
-    at_backward_end([f = std::move(f), alive = this->alive()] {
-      if (!alive.expired()) f();
-    });
-  }
+  virtual void when_backward_ends(std::function<void()> f);
 
   /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
@@ -242,13 +209,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   // For chorus::join.
 
-  void begin_join(const detail::JoinFacts& facts) override {
-    check<UsageError>(!joining_, title_, "::join: inside another join");
-    joining_ = true;
-    throw_early_ = facts.throw_early;
-    passes_of_others_ = 0;
-    last_active_ = -1;
-  }
+  void begin_join(const detail::JoinFacts& facts) override;
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks exchange their messages here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
@@ -353,17 +314,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return run_forward(!joining_, call);
   }
   /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.
-  virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
-    if (communicator_.size() == 1 || in_captured_step()) {
-      weigh_run(false);
-    } else {
-      std::uint64_t last = 0;
-      for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-      terms_.find(*nodes.front(), last);
-      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
-      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
-    }
-  }
+  virtual void weigh_losses(std::span<const Ref<Node>> nodes);
   std::span<const double> weigh_run(bool refused) {
     weighed_run_ = backward_run();
     return weigh(losses_, refused);
@@ -382,7 +333,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool whole_passes_ = false;     // every pass sums the whole batch's gradients by itself
   bool passes_together_ = false;  // all passes are collective: a rank can't evaluate alone
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
-  bool operators_send_ = false;  // forward passes have had collectives; so will backward
+  bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
@@ -448,19 +399,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 #endif
     return false;
   }
-  std::uint64_t count_buffer_writes() const {
-    std::uint64_t all = 0;
-    for (const auto& named : buffers_)
-      if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
-    return all;
-  }
-  [[gnu::cold]] void check_evaluates_rank_0s() {
-    const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
-    check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
-                      " evaluates with buffers (running statistics) of its own, which no file ",
-                      "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
-                      "net.module().eval()");
-  }
+  std::uint64_t count_buffer_writes() const;
+  [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
   };
@@ -474,6 +414,93 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   // Used while joining_.
   int passes_of_others_ = 0, last_active_ = -1;
 };
+
+template <Device Where, class Communicator>
+PolicyOfRanks<Where, Communicator>::~PolicyOfRanks() {
+  group_->policy = nullptr;
+}
+
+template <Device Where, class Communicator>
+PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator,
+                                                  int dim, std::uint64_t seed)
+    : PolicyOn<D>(model, seed),
+      title_(title),
+      communicator_(communicator),
+      program_(title, communicator),
+      shares_(communicator),
+      buffers_(nn::named_buffers<D>(model)),
+      handles_(model) {
+  if constexpr (!std::is_same_v<D, Cpu>)
+    check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
+                      " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                      communicator.backend());
+  check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+  shares_.compare(program_);
+  program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
+  this->random_.dim = dim;
+  this->random_.first_sample = [this] {
+    const auto first = shares_.first_sample();
+    if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
+    detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
+    return first;
+  };
+  this->random_.devices = communicator.size();
+  this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::on_gradients(std::function<void(std::size_t)> f) {
+  for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
+    this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
+      if (!alive.expired()) f(i);
+    });
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::when_backward_ends(std::function<void()> f) {
+  at_backward_end([f = std::move(f), alive = this->alive()] {
+    if (!alive.expired()) f();
+  });
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& facts) {
+  check<UsageError>(!joining_, title_, "::join: inside another join");
+  joining_ = true;
+  throw_early_ = facts.throw_early;
+  passes_of_others_ = 0;
+  last_active_ = -1;
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::check_evaluates_rank_0s() {
+  const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
+  check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
+                    " evaluates with buffers (running statistics) of its own, which no file ",
+                    "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
+                    "net.module().eval()");
+}
+
+template <Device Where, class Communicator>
+std::uint64_t PolicyOfRanks<Where, Communicator>::count_buffer_writes() const {
+  std::uint64_t all = 0;
+  for (const auto& named : buffers_)
+    if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
+  return all;
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::weigh_losses(std::span<const Ref<Node>> nodes) {
+  if (communicator_.size() == 1 || in_captured_step()) {
+    weigh_run(false);
+  } else {
+    std::uint64_t last = 0;
+    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+    terms_.find(*nodes.front(), last);
+    for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+    weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
+  }
+}
 
 template <Device D, class Communicator>
 std::unique_ptr<ddp::BucketSums> PolicyOfRanks<D, Communicator>::bucket_sums(ddp::Core<D, Communicator>&, bool) {

@@ -299,12 +299,7 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
-  static void release(Block<D>* block) noexcept {
-    if (block->home)
-      delete block;
-    else
-      CachingAllocator<D>::of(block->device).release(block);
-  }
+  static void release(Block<D>* block) noexcept;
 
   Block<D>* block_ = nullptr;
 };
@@ -319,6 +314,14 @@ struct Home {
   std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
   std::size_t unit = 0;                            // the unit of the numbers there
 };
+
+template <Device D>
+void Storage<D>::release(Block<D>* block) noexcept {
+  if (block->home)
+    delete block;
+  else
+    CachingAllocator<D>::of(block->device).release(block);
+}
 
 }  // namespace chorus
 

@@ -38,7 +38,6 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-
   const DistributedDataParallelOptions& options() const { return Core::options; }
   Hook& hook() { return calls_.hook; }
   /// Sizes of the buckets in bytes, in the order in which they are reduced.
@@ -60,10 +59,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
  protected:
   [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator,
-                                  const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
-      : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
-        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
-        calls_{std::move(hook)} {}
+                                  const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook);
   /// Creates the extensions for the options, after the net's construction.
   [[gnu::cold]] void install() {
     const auto& options = Core::options;
@@ -82,9 +78,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Ends communication that still uses memory of the hook.
-  [[gnu::noinline]] ~PolicyWithOptions() {
-    for (Bucket& bucket : this->buckets.all()) bucket.work = {};
-  }
+  ~PolicyWithOptions();
 
   /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
@@ -113,33 +107,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
       return nullptr;
   }
 
-  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
-    this->tell(&Extension<D>::communicates, true);
-    const auto scales = Base::weigh(losses, refused);
-    this->tell(&Extension<D>::communicates, false);
-    return scales;
-  }
-  void begin_join(const detail::JoinFacts& facts) override {
-    check<UsageError>(!Traits::averages_parameters,
-                      "DistributedDataParallel::join: the hook averages parameters by itself");
-    Base::begin_join(facts);
-    if (passes_of_others() == nullptr) add<PassesOfOthers>();
-  }
-  void run_out_of_batches() override { passes_of_others()->begin(); }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() override {
-    passes_of_others()->end();
-    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
-  }
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
+  void begin_join(const detail::JoinFacts& facts) override;
+  void run_out_of_batches() override;
+  [[gnu::cold]] JoinedPass take_part_in_pass() override;
+  [[gnu::cold]] void all_have_run_out() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
-  void bring_together() override {
-    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
-    this->buffers_apart_ = false;
-  }
+  void bring_together() override;
   bool shares_buffers() const override { return Core::options.broadcast_buffers; }
 
   HookCalls<D, Hook, Communicator> calls_;
@@ -180,5 +155,58 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     Core::template add<Extension<D, Communicator>>(core(), std::forward<Arguments>(arguments)...);
   }
 };
+
+template <Device D, class Hook, class Communicator>
+PolicyWithOptions<D, Hook, Communicator>::PolicyWithOptions(nn::Module& model, Communicator& communicator,
+                                                            const DistributedDataParallelOptions& options,
+                                                            std::uint64_t seed, Hook hook)
+    : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
+      Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
+      calls_{std::move(hook)} {}
+
+template <Device D, class Hook, class Communicator>
+PolicyWithOptions<D, Hook, Communicator>::~PolicyWithOptions() {
+  for (Bucket& bucket : this->buckets.all()) bucket.work = {};
+}
+
+template <Device D, class Hook, class Communicator>
+std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::span<const detail::LossShare> losses,
+                                                                        bool refused) {
+  this->tell(&Extension<D>::communicates, true);
+  const auto scales = Base::weigh(losses, refused);
+  this->tell(&Extension<D>::communicates, false);
+  return scales;
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFacts& facts) {
+  check<UsageError>(!Traits::averages_parameters,
+                    "DistributedDataParallel::join: the hook averages parameters by itself");
+  Base::begin_join(facts);
+  if (passes_of_others() == nullptr) add<PassesOfOthers>();
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
+  passes_of_others()->begin();
+}
+
+template <Device D, class Hook, class Communicator>
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
+  return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
+  passes_of_others()->end();
+  if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::bring_together() {
+  if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+  if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
+  this->buffers_apart_ = false;
+}
 
 }  // namespace chorus::ddp
