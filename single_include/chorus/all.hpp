@@ -1699,7 +1699,7 @@ bool is_folder(const std::string& path);
 void require_folder(std::string_view reader, const std::string& path);
 
 /// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
-std::string what_is_there(const std::string& folder);
+[[gnu::cold]] std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
@@ -2880,7 +2880,7 @@ struct TensorPlace {
 
 /// The places of all tensors of a model.
 template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+[[gnu::cold]] std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
   const auto add = [&](const std::string& name, auto& tensor) {
     const auto extents = tensor.extents();
@@ -3718,7 +3718,7 @@ class AtomicFile {
 
   static int sync(const Descriptor& descriptor);
 
-  void open_folder();
+  [[gnu::cold]] void open_folder();
 
   /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
@@ -3726,7 +3726,7 @@ class AtomicFile {
   /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
-  void create(mode_t mode);
+  [[gnu::cold]] void create(mode_t mode);
 
   std::string random_name();
 
@@ -3959,7 +3959,7 @@ namespace detail {
 
 /// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
 /// reader would refuse the file.
-std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+[[gnu::cold]] std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
@@ -3967,7 +3967,7 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
 /// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
 
@@ -4595,6 +4595,11 @@ CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Modu
   std::map<std::string, std::vector<std::string>> out;
   for (auto& [node, names] : found.of) out.emplace(names.front(), names);
   return out;
+}
+
+CHORUS_INLINE const Metadata& no_metadata() {
+  static const Metadata none;
+  return none;
 }
 
 CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
@@ -31963,7 +31968,7 @@ inline void dissemination_barrier(const Collective& c) {
 
 /// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
 /// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
+[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);

@@ -584,7 +584,6 @@ class Ref {
 #define CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
 /// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
 
-#include <charconv>
 // <chorus/core/printable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
@@ -722,7 +721,7 @@ namespace chorus {
 /// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
 /// come from a file or another process, and the message goes to a terminal.
 struct Error : std::runtime_error {
-  explicit Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
+  explicit Error(const std::string& message);
 };
 /// Shapes, axes or ranks that don't fit the operation.
 struct ShapeError : Error {
@@ -754,19 +753,26 @@ struct NonFiniteError : Error {
 };
 
 // The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
-inline void append(std::string& out, std::string_view part) { out += part; }
+void append(std::string& out, std::string_view part);
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
 
-template <class Number>
-requires std::integral<Number> || std::floating_point<Number>
+void append(std::string& out, float part);
+void append(std::string& out, double part);
+
+namespace detail {
+void append_integer(std::string& out, std::int64_t part);
+void append_integer(std::string& out, std::uint64_t part);
+}  // namespace detail
+
+template <std::integral Number>
 void append(std::string& out, Number part) {
-  char digits[64];
-  out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
+  detail::append_integer(out, std::conditional_t<std::is_signed_v<Number>, std::int64_t, std::uint64_t>{part});
 }
 
-template <class Element, std::size_t Extent>
-void append(std::string& out, std::span<Element, Extent> parts) {
+namespace detail {
+template <class Parts>
+void append_list(std::string& out, const Parts& parts) {
   out += '[';
   bool first = true;
   for (const auto& part : parts) {
@@ -775,13 +781,24 @@ void append(std::string& out, std::span<Element, Extent> parts) {
   }
   out += ']';
 }
+}  // namespace detail
+
+void append(std::string& out, std::span<const std::int64_t> parts);
+template <class Element>
+void append(std::string& out, std::span<Element> parts) {
+  detail::append_list(out, parts);
+}
 
 template <class Element, std::size_t Extent>
 void append(std::string& out, const std::array<Element, Extent>& parts) {
-  append(out, std::span<const Element, Extent>(parts));
+  append(out, std::span<const Element>(parts));
 }
 
 namespace detail {
+template <class T>
+void append_value(std::string& out, const void* from) {
+  append(out, *static_cast<const T*>(from));
+}
 /// One part of a message: a reference to a value and the function that appends it, one for each type of value.
 struct Part {
   const void* value;
@@ -789,22 +806,16 @@ struct Part {
 
   template <class T>
   static Part of(const T& part) {
-    return {&part, [](std::string& out, const void* from) { append(out, *static_cast<const T*>(from)); }};
+    return {&part, append_value<T>};
   }
-  static Part of(const char* text) {
-    return {text, [](std::string& out, const void* from) { out += static_cast<const char*>(from); }};
-  }
+  static Part of(const char* text);
   template <std::size_t N>
   static Part of(const char (&text)[N]) {
     return of(static_cast<const char*>(text));
   }
   static Part of(char* text) { return of(static_cast<const char*>(text)); }
 };
-inline std::string join(std::initializer_list<Part> parts) {
-  std::string out;
-  for (const Part& part : parts) part.append_to(out, part.value);
-  return out;
-}
+std::string join(std::initializer_list<Part> parts);
 template <class Kind>
 [[noreturn, gnu::noinline, gnu::cold]] void throw_joined(std::initializer_list<Part> parts) {
   throw Kind(join(parts));
@@ -830,7 +841,49 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
+/// Throws the error again, of the same kind, with `context` in front of its message.
+[[noreturn]] void rethrow_with(const std::exception_ptr& error, std::string_view context);
+
+}  // namespace chorus
+
+#if !CHORUS_COMPILED
+// <chorus/core/error_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ERROR_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ERROR_IMPL_HPP
+/// How messages are joined and thrown.
+
+#include <charconv>
+
+namespace chorus {
+
+CHORUS_INLINE Error::Error(const std::string& message) : std::runtime_error(detail::printable_lines(message)) {}
+
 namespace detail {
+template <class Number>
+void append_number(std::string& out, Number part) {
+  char digits[64];
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, part).ptr);
+}
+CHORUS_INLINE void append_integer(std::string& out, std::int64_t part) { append_number(out, part); }
+CHORUS_INLINE void append_integer(std::string& out, std::uint64_t part) { append_number(out, part); }
+}  // namespace detail
+
+CHORUS_INLINE void append(std::string& out, std::string_view part) { out += part; }
+CHORUS_INLINE void append(std::string& out, float part) { detail::append_number(out, part); }
+CHORUS_INLINE void append(std::string& out, double part) { detail::append_number(out, part); }
+CHORUS_INLINE void append(std::string& out, std::span<const std::int64_t> parts) { detail::append_list(out, parts); }
+
+namespace detail {
+CHORUS_INLINE Part Part::of(const char* text) {
+  return {text, [](std::string& out, const void* from) { out += static_cast<const char*>(from); }};
+}
+
+CHORUS_INLINE std::string join(std::initializer_list<Part> parts) {
+  std::string out;
+  for (const Part& part : parts) part.append_to(out, part.value);
+  return out;
+}
+
 template <class... Kinds>
 [[noreturn]] void rethrow_as(const std::exception& error, std::string_view context) {
   const std::string_view message(error.what());
@@ -839,8 +892,7 @@ template <class... Kinds>
 }
 }  // namespace detail
 
-/// Throws the error again, of the same kind, with `context` in front of its message.
-[[noreturn]] inline void rethrow_with(const std::exception_ptr& error, std::string_view context) {
+CHORUS_INLINE void rethrow_with(const std::exception_ptr& error, std::string_view context) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
@@ -850,6 +902,9 @@ template <class... Kinds>
 }
 
 }  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ERROR_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
 
 namespace chorus {
@@ -2135,12 +2190,7 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
-  static void release(Block<D>* block) noexcept {
-    if (block->home)
-      delete block;
-    else
-      CachingAllocator<D>::of(block->device).release(block);
-  }
+  static void release(Block<D>* block) noexcept;
 
   Block<D>* block_ = nullptr;
 };
@@ -2155,6 +2205,14 @@ struct Home {
   std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
   std::size_t unit = 0;                            // the unit of the numbers there
 };
+
+template <Device D>
+void Storage<D>::release(Block<D>* block) noexcept {
+  if (block->home)
+    delete block;
+  else
+    CachingAllocator<D>::of(block->device).release(block);
+}
 
 }  // namespace chorus
 
@@ -4761,12 +4819,7 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
-  static void release(Block<D>* block) noexcept {
-    if (block->home)
-      delete block;
-    else
-      CachingAllocator<D>::of(block->device).release(block);
-  }
+  static void release(Block<D>* block) noexcept;
 
   Block<D>* block_ = nullptr;
 };
@@ -4781,6 +4834,14 @@ struct Home {
   std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
   std::size_t unit = 0;                            // the unit of the numbers there
 };
+
+template <Device D>
+void Storage<D>::release(Block<D>* block) noexcept {
+  if (block->home)
+    delete block;
+  else
+    CachingAllocator<D>::of(block->device).release(block);
+}
 
 }  // namespace chorus
 
@@ -6600,12 +6661,7 @@ class Storage {
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
  private:
-  static void release(Block<D>* block) noexcept {
-    if (block->home)
-      delete block;
-    else
-      CachingAllocator<D>::of(block->device).release(block);
-  }
+  static void release(Block<D>* block) noexcept;
 
   Block<D>* block_ = nullptr;
 };
@@ -6620,6 +6676,14 @@ struct Home {
   std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
   std::size_t unit = 0;                            // the unit of the numbers there
 };
+
+template <Device D>
+void Storage<D>::release(Block<D>* block) noexcept {
+  if (block->home)
+    delete block;
+  else
+    CachingAllocator<D>::of(block->device).release(block);
+}
 
 }  // namespace chorus
 
@@ -8619,13 +8683,13 @@ class Variable {
 
   /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
   /// again.
-  void backward(bool retain_graph = false) const requires(Rank == 0) {
+  [[gnu::noinline]] void backward(bool retain_graph = false) const requires(Rank == 0) {
     auto one = tensor_type::empty({}, value_.device());
     kernels::fill(value_.device(), 1, one.data(), T{1});  // nothing comes from the host: the step may be captured
     backward(one, retain_graph);
   }
   /// The same for a value of any shape; `seed` is the gradient by this value.
-  void backward(const tensor_type& seed, bool retain_graph = false) const {
+  [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
     check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
                       shape());
@@ -9086,7 +9150,7 @@ class PagedMemory {
 };
 
 /// Memory of zeros without pages, which counts as not allocated; and its pages.
-inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
+[[gnu::cold]] inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
   const trace::PeakKept kept(slot);
@@ -9721,11 +9785,11 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->bind_grad(grads, static_cast<T*>(grad));
   }
   void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
-  void move_to_device(D device) override {
+  [[gnu::cold]] void move_to_device(D device) override {
     this->move_numbers(device);
     this->move_grad(device);
   }
-  Ref<Node> copy_to(D device) const override {
+  [[gnu::cold]] Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());
@@ -10465,16 +10529,16 @@ class Cifar10 : public ImageDataset {
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
   /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
-  static std::string find(const std::string& folder);
+  [[gnu::cold]] static std::string find(const std::string& folder);
   /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
-  static std::string advice(const std::string& folder);
+  [[gnu::cold]] static std::string advice(const std::string& folder);
 
  private:
   static constexpr std::size_t pixels_per_image = 3 * 32 * 32;
 
-  static ImageDataset read(const std::string& folder, Split split);
+  [[gnu::cold]] static ImageDataset read(const std::string& folder, Split split);
 
-  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
+  [[gnu::cold]] static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
 };
 
 }  // namespace chorus::data
@@ -10500,7 +10564,7 @@ bool is_folder(const std::string& path);
 void require_folder(std::string_view reader, const std::string& path);
 
 /// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
-std::string what_is_there(const std::string& folder);
+[[gnu::cold]] std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
@@ -11733,7 +11797,7 @@ class Loader {
   std::default_sentinel_t end() const { return {}; }
 
  protected:
-  ~Loader() = default;
+  ~Loader();
   Loader(Loader&&) = default;
   Loader& operator=(Loader&&) = default;
 
@@ -11818,25 +11882,30 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
   const D& dataset() const { return *dataset_; }
 
  private:
-  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) {
-    if constexpr (detail::loads_images<D, Collate>) {
-      if constexpr (requires {
-                      { dataset.normalization() } -> std::convertible_to<Normalize>;
-                    })
-        if (options.normalize) options.transforms.push_back(dataset.normalization());
-      return [source = detail::ImageSource{
-                  dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
-                  options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
-    } else {
-      detail::refuse_image_options(options);
-      return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
-        return detail::make_batch(dataset, collate, options, sampler, b);
-      };
-    }
-  }
+  static typename Base::Make make_of(const D& dataset, LoaderOptions& options, Collate collate);
 
   const D* dataset_;
 };
+
+// Outside of the class: where the library has it, a program doesn't even instantiate it.
+template <Dataset D, class Collate>
+auto DataLoader<D, Collate>::make_of(const D& dataset, LoaderOptions& options, [[maybe_unused]] Collate collate) ->
+    typename Base::Make {
+  if constexpr (detail::loads_images<D, Collate>) {
+    if constexpr (requires {
+                    { dataset.normalization() } -> std::convertible_to<Normalize>;
+                  })
+      if (options.normalize) options.transforms.push_back(dataset.normalization());
+    return [source = detail::ImageSource{
+                dataset.image_shape(), [&dataset](Index i, std::span<float> image) { return dataset.get(i, image); },
+                options}](const Sampler& sampler, Index b) { return source.make(sampler, b); };
+  } else {
+    detail::refuse_image_options(options);
+    return [&dataset, options, collate = std::move(collate)](const Sampler& sampler, Index b) {
+      return detail::make_batch(dataset, collate, options, sampler, b);
+    };
+  }
+}
 
 }  // namespace chorus::data
 
@@ -12038,6 +12107,9 @@ struct LoaderPass {
             sampler.global_size(b, plan->batch)};
   }
 };
+
+template <class B>
+Loader<B>::~Loader() = default;
 
 template <class B>
 Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make)
@@ -12285,7 +12357,7 @@ class Mnist : public ImageDataset {
   static constexpr const char* labels = "-labels-idx1-ubyte";
 
  private:
-  static ImageDataset read(const std::string& folder, Split split);
+  [[gnu::cold]] static ImageDataset read(const std::string& folder, Split split);
 };
 
 }  // namespace chorus::data
@@ -13176,14 +13248,7 @@ class Walker : public Visitor {
   std::string prefix_;
 };
 
-[[gnu::cold]] inline bool any_layer_trains(Module& model) {
-  struct Look final : Walker {
-    bool any = false;
-    void enter(Module& layer) override { any = any || layer.training(); }
-  } look;
-  look.walk(model);
-  return look.any;
-}
+[[gnu::cold]] bool any_layer_trains(Module& model);
 /// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
 inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
 
@@ -13215,6 +13280,15 @@ CHORUS_INLINE void Walker::module(std::string_view name, Module& child) {
   enter(child);
   child.visit(*this);
   prefix_.resize(length);
+}
+
+CHORUS_INLINE bool any_layer_trains(Module& model) {
+  struct Look final : Walker {
+    bool any = false;
+    void enter(Module& layer) override { any = any || layer.training(); }
+  } look;
+  look.walk(model);
+  return look.any;
 }
 
 template <Device D>
@@ -13284,12 +13358,13 @@ CHORUS_INLINE void Module::train(bool training) {
 namespace chorus::io {
 
 namespace detail {
+const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
-std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
+[[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
-void note_tied(Metadata& metadata, nn::Module& model);
+[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
-void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
+[[gnu::cold]] void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
@@ -13297,7 +13372,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
 /// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
-void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
+void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
@@ -13310,7 +13385,7 @@ requires requires(Net& net) {
   typename Net::policy_type;
   net.module();
 }
-void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
+void save(Net& net, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);
   } else {
@@ -13541,7 +13616,7 @@ class AtomicFile {
 
   static int sync(const Descriptor& descriptor);
 
-  void open_folder();
+  [[gnu::cold]] void open_folder();
 
   /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
@@ -13549,7 +13624,7 @@ class AtomicFile {
   /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
-  void create(mode_t mode);
+  [[gnu::cold]] void create(mode_t mode);
 
   std::string random_name();
 
@@ -13785,7 +13860,7 @@ namespace detail {
 
 /// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
 /// reader would refuse the file.
-std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+[[gnu::cold]] std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
                                const Metadata& metadata);
 
 }  // namespace detail
@@ -13793,7 +13868,7 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
 /// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
 
@@ -14279,7 +14354,7 @@ struct TensorPlace {
 
 /// The places of all tensors of a model.
 template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+[[gnu::cold]] std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
   const auto add = [&](const std::string& name, auto& tensor) {
     const auto extents = tensor.extents();
@@ -14403,6 +14478,11 @@ CHORUS_INLINE std::map<std::string, std::vector<std::string>> all_names(nn::Modu
   std::map<std::string, std::vector<std::string>> out;
   for (auto& [node, names] : found.of) out.emplace(names.front(), names);
   return out;
+}
+
+CHORUS_INLINE const Metadata& no_metadata() {
+  static const Metadata none;
+  return none;
 }
 
 CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
@@ -15162,7 +15242,7 @@ struct ConnectOptions {
 /// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
 /// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
 /// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
-AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
+[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);
@@ -15649,7 +15729,7 @@ inline void dissemination_barrier(const Collective& c) {
 
 /// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
 /// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
+[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
@@ -18398,7 +18478,7 @@ struct Address {
   }
 
   /// From a numeric address, also `[::1]`; nothing for a name.
-  static std::optional<Address> in_numbers(const std::string& text) {
+  [[gnu::cold]] static std::optional<Address> in_numbers(const std::string& text) {
     const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
     if (found.code != 0) return std::nullopt;
     Address address;
@@ -18482,7 +18562,7 @@ class Socket {
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
   /// listener can be connected to itself: that does not count.
-  static Socket connect(const Address& address, Deadline deadline) {
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
@@ -18701,7 +18781,7 @@ class Acceptor {
   }
 
   /// Accepts all connections that wait at the listener. False if some may be left.
-  bool accept_all() {
+  [[gnu::cold]] bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -18722,7 +18802,7 @@ class Acceptor {
   }
 
   /// Closes the connections whose time is over; they are in the order of arrival.
-  bool make_room() {
+  [[gnu::cold]] bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -18733,7 +18813,7 @@ class Acceptor {
   }
 
   /// Waits until a connection has data. True if it is time to return.
-  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
@@ -19059,7 +19139,7 @@ class Host {
   }
 
   /// If there is none: false, and a notice; an error if it was requested.
-  bool make_region(Meeting& meeting) {
+  [[gnu::cold]] bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;
@@ -19071,7 +19151,7 @@ class Host {
     }
   }
 
-  void tell_all(std::span<const std::byte> message, Deadline deadline) {
+  [[gnu::cold]] void tell_all(std::span<const std::byte> message, Deadline deadline) {
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket.send_all(message, deadline)) lost(rank);
   }
@@ -19513,7 +19593,7 @@ class HybridTransport final : public Transport {
   /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
   /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
   /// region, for example under another user, none of them uses it. Throws CommError.
-  explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
+  [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
         tcp_(std::move(tcp)),
@@ -19908,6 +19988,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <locale.h>
 
 namespace chorus::detail {
@@ -20028,8 +20109,6 @@ struct DeviceList {
 #define CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 /// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
 
-#include <cstdarg>
-
 // <chorus/core/say.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
@@ -20091,6 +20170,22 @@ inline void say(std::string_view message) {
 
 namespace chorus::detail {
 
+[[gnu::format(printf, 1, 2)]] std::string format(const char* form, ...);
+
+[[noreturn, gnu::format(printf, 1, 2)]] void usage_error(const char* form, ...);
+
+}  // namespace chorus::detail
+
+#if !CHORUS_COMPILED
+// <chorus/launch/message_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_IMPL_HPP
+/// How the launcher's messages are made.
+
+#include <cstdarg>
+
+namespace chorus::detail {
+
 inline std::string format_list(const char* form, std::va_list values) {
   std::va_list again;
   va_copy(again, values);
@@ -20100,7 +20195,7 @@ inline std::string format_list(const char* form, std::va_list values) {
   return text;
 }
 
-[[gnu::format(printf, 1, 2)]] inline std::string format(const char* form, ...) {
+CHORUS_INLINE std::string format(const char* form, ...) {
   std::va_list values;
   va_start(values, form);
   std::string text = format_list(form, values);
@@ -20108,7 +20203,7 @@ inline std::string format_list(const char* form, std::va_list values) {
   return text;
 }
 
-[[noreturn, gnu::format(printf, 1, 2)]] inline void usage_error(const char* form, ...) {
+CHORUS_INLINE void usage_error(const char* form, ...) {
   std::va_list values;
   va_start(values, form);
   const std::string text = format_list(form, values);
@@ -20117,6 +20212,9 @@ inline std::string format_list(const char* form, std::va_list values) {
 }
 
 }  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 
 // <chorus/launch/run_listener.hpp>
@@ -20248,10 +20346,10 @@ struct LaunchOptions {
 
   /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
-  static LaunchOptions from(Arguments& arguments);
+  [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
-  void complete();
+  [[gnu::cold]] void complete();
 
   /// Devices that were asked for, by their number or by a list; of one machine.
   std::optional<int> asked_devices() const {
@@ -20377,7 +20475,7 @@ struct Seat {
 inline constexpr int most_ranks = 1 << 20;
 
 /// Reads the variables of one launcher; nothing if neither rank nor size is there.
-inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
+[[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
                                      const char* local_size_name) {
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
@@ -20397,7 +20495,7 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
 }
 
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
-inline std::optional<Seat> seat_of_mpi_or_slurm() {
+[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");
@@ -20458,7 +20556,7 @@ inline int port_of_job(std::string_view job) {
 /// what they send, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
-inline std::optional<comm::World> world_from_environment() {
+[[gnu::cold]] inline std::optional<comm::World> world_from_environment() {
   using namespace detail;
   const bool torchrun = env("RANK") || env("WORLD_SIZE");
   const auto seat =
@@ -20554,7 +20652,7 @@ CHORUS_INLINE std::string Arguments::unused() const {
 namespace detail {
 /// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
 /// alignment distance (Damerau 1964).
-inline std::size_t misspellings(std::string_view a, std::string_view b) {
+[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -20972,7 +21070,7 @@ class Console {
     bool ending = false, done = false;
     int error = 0;  ///< why standard output is not complete
 
-    void write_on() {
+    [[gnu::cold]] void write_on() {
       std::unique_lock lock(mutex);
       while (true) {
         changed.wait(lock, [this] { return !queue.empty() || ending; });
@@ -21179,7 +21277,7 @@ struct RankDescriptors {
 };
 
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
-inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+[[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                  const std::string& token, const RankDescriptors& given) {
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
@@ -21234,7 +21332,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
 
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
-inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                         const RankDescriptors& given) {
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
@@ -21351,7 +21449,7 @@ class RankOutput {
     return std::move(pipe.write_end);
   }
 
-  void pump() {
+  [[gnu::cold]] void pump() {
     std::vector<pollfd> events(sources_.size());
     for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
       if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
@@ -21392,7 +21490,7 @@ class RankOutput {
     return true;
   }
 
-  void print(Source& source, std::string_view lines) {
+  [[gnu::cold]] void print(Source& source, std::string_view lines) {
     if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
       console_.say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
       source.log.reset();
@@ -21638,7 +21736,7 @@ class Supervisor {
 
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
-  void start_all() {
+  [[gnu::cold]] void start_all() {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -21664,7 +21762,7 @@ class Supervisor {
     ++running_;
   }
 
-  void reap() {
+  [[gnu::cold]] void reap() {
     for (Rank& rank : ranks_) {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
@@ -21730,7 +21828,7 @@ class Supervisor {
   }
 
   /// Names the rank that failed first, and stops the others.
-  void judge() {
+  [[gnu::cold]] void judge() {
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -21760,7 +21858,7 @@ class Supervisor {
     return RankReport::from(text);
   }
 
-  void pass_on(int signal) {
+  [[gnu::cold]] void pass_on(int signal) {
     if (!ends_job(signal)) return kill_running(signal);
     const bool again = outcome_.signal != 0;
     note(signal);
@@ -21835,7 +21933,7 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 ///
 /// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
 /// it is waited for, after a signal for `group.grace` at most.
-inline int run_job(RankGroup group) {
+[[gnu::cold]] inline int run_job(RankGroup group) {
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
@@ -21955,7 +22053,7 @@ struct LaunchOrder {
   }
 
   /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
-  static std::optional<LaunchOrder> take() {
+  [[gnu::cold]] static std::optional<LaunchOrder> take() {
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -21995,7 +22093,7 @@ struct LaunchCalls {
   }
 
   /// The number of a call that begins; `passed` is its status where it is not to run.
-  int begin(std::optional<int>& passed) {
+  [[gnu::cold]] int begin(std::optional<int>& passed) {
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());
@@ -22163,7 +22261,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
   return run_listener;
 }
 
-inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
+[[gnu::cold]] inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
                        bool names_unused, LaunchBody body) {
   auto& calls = LaunchCalls::of_process();
   const auto& order = calls.order;
@@ -34320,31 +34418,12 @@ class ConvolutionBase : public Module {
   Parameter<T, Rank, D> weight;
   Parameter<T, 1, D> bias;
 
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
-  }
-  std::string describe() const override {
-    return cat(name_, "(", in_, ", ", out_, ", kernel=", product(std::span<const Index>(weight.shape()).subspan(2)),
-               ")");
-  }
+  void visit(Visitor& visitor) override;
+  std::string describe() const override;
 
  protected:
   ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps, Index groups, bool with_bias,
-                  bool transposed)
-      : name_(name), in_(in), out_(out) {
-    bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
-    for (const Index tap : taps) fits = fits && tap > 0;
-    check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", product(taps), ", ", groups,
-                      " groups: all must be positive, and groups divide the channels");
-    Shape<Rank> shape{};
-    shape[0] = transposed ? in : out;
-    shape[1] = (transposed ? out : in) / groups;
-    std::copy(taps.begin(), taps.end(), shape.begin() + 2);
-    const Index fan_in = numel(shape) / shape[0];
-    weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
-    if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
-  }
+                  bool transposed);
 
  private:
   static std::string product(std::span<const Index> taps) {
@@ -34356,6 +34435,34 @@ class ConvolutionBase : public Module {
   const char* name_;
   Index in_, out_;
 };
+
+template <int Rank, Device D, Real T>
+ConvolutionBase<Rank, D, T>::ConvolutionBase(const char* name, Index in, Index out, const Shape<Rank - 2>& taps,
+                                             Index groups, bool with_bias, bool transposed)
+    : name_(name), in_(in), out_(out) {
+  bool fits = in > 0 && out > 0 && groups > 0 && in % groups == 0 && out % groups == 0;
+  for (const Index tap : taps) fits = fits && tap > 0;
+  check<ShapeError>(fits, name, ": ", in, " -> ", out, " channels, kernel ", product(taps), ", ", groups,
+                    " groups: all must be positive, and groups divide the channels");
+  Shape<Rank> shape{};
+  shape[0] = transposed ? in : out;
+  shape[1] = (transposed ? out : in) / groups;
+  std::copy(taps.begin(), taps.end(), shape.begin() + 2);
+  const Index fan_in = numel(shape) / shape[0];
+  weight = Parameter(init::default_uniform<T, D, Rank>(shape, fan_in));
+  if (with_bias) bias = Parameter(init::default_uniform<T, D, 1>({out}, fan_in));
+}
+
+template <int Rank, Device D, Real T>
+void ConvolutionBase<Rank, D, T>::visit(Visitor& visitor) {
+  visitor.parameter("weight", weight);
+  if (bias) visitor.parameter("bias", bias);
+}
+
+template <int Rank, Device D, Real T>
+std::string ConvolutionBase<Rank, D, T>::describe() const {
+  return cat(name_, "(", in_, ", ", out_, ", kernel=", product(std::span<const Index>(weight.shape()).subspan(2)), ")");
+}
 }  // namespace detail
 
 /// Options of the layer Conv2d; a Size2d is one number or {rows, columns}.
@@ -34376,24 +34483,27 @@ class Conv2d : public detail::ConvolutionBase<4, D, T> {
                                          false),
         options_{options.stride, options.padding, options.dilation, options.groups} {}
   template <Operand X>
-  auto operator()(const X& x) const {
+  [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
       return detail::weighted(this, x, this->weight, this->bias,
                               [this](const auto&... xs) { return conv2d(xs..., options_); });
     });
   }
-  std::string describe() const override {
-    auto text = detail::ConvolutionBase<4, D, T>::describe();
-    text.pop_back();
-    if (options_.stride.height != 1) text += cat(", stride=", options_.stride.height);
-    if (options_.padding.height != 0) text += cat(", padding=", options_.padding.height);
-    if (options_.groups != 1) text += cat(", groups=", options_.groups);
-    return text + ")";
-  }
+  std::string describe() const override;
 
  private:
   chorus::Conv2dOptions options_;
 };
+
+template <Device D, Real T>
+std::string Conv2d<D, T>::describe() const {
+  auto text = detail::ConvolutionBase<4, D, T>::describe();
+  text.pop_back();
+  if (options_.stride.height != 1) text += cat(", stride=", options_.stride.height);
+  if (options_.padding.height != 0) text += cat(", padding=", options_.padding.height);
+  if (options_.groups != 1) text += cat(", groups=", options_.groups);
+  return text + ")";
+}
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_CONVOLUTION_HPP
@@ -36723,28 +36833,18 @@ class Linear : public Module {
   Parameter<T, 1, D> bias;
 
   /// Throws ShapeError unless both numbers are positive.
-  Linear(Index in_features, Index out_features, const LinearOptions& options = {}) {
-    check<ShapeError>(in_features > 0 && out_features > 0, "Linear: ", in_features, " inputs and ", out_features,
-                      " outputs: both must be positive");
-    weight = Parameter(init::default_uniform<T, D, 2>({out_features, in_features}, in_features));
-    if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_features}, in_features));
-  }
+  Linear(Index in_features, Index out_features, const LinearOptions& options = {});
 
   template <Operand X>
-  auto operator()(const X& x) const {
+  [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole_input(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
     return linear(x, weight, bias);  // which does not compile, and says why
   }
-  void visit(Visitor& visitor) override {
-    visitor.parameter("weight", weight);
-    if (bias) visitor.parameter("bias", bias);
-  }
-  std::string describe() const override {
-    return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
-  }
+  void visit(Visitor& visitor) override;
+  std::string describe() const override;
 
  protected:
   template <Operand X>
@@ -36752,6 +36852,25 @@ class Linear : public Module {
     return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };
+
+template <Device D, Real T>
+Linear<D, T>::Linear(Index in_features, Index out_features, const LinearOptions& options) {
+  check<ShapeError>(in_features > 0 && out_features > 0, "Linear: ", in_features, " inputs and ", out_features,
+                    " outputs: both must be positive");
+  weight = Parameter(init::default_uniform<T, D, 2>({out_features, in_features}, in_features));
+  if (options.bias) bias = Parameter(init::default_uniform<T, D, 1>({out_features}, in_features));
+}
+
+template <Device D, Real T>
+std::string Linear<D, T>::describe() const {
+  return cat("Linear(", weight.shape()[1], ", ", weight.shape()[0], bias ? ")" : ", bias=false)");
+}
+
+template <Device D, Real T>
+void Linear<D, T>::visit(Visitor& visitor) {
+  visitor.parameter("weight", weight);
+  if (bias) visitor.parameter("bias", bias);
+}
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_LINEAR_HPP
@@ -39626,7 +39745,7 @@ class FlatParameters {
 
   /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
   /// already they stay, for captured graphs know their addresses.
-  void reorder(std::span<const std::size_t> order);
+  [[gnu::cold]] void reorder(std::span<const std::size_t> order);
 
   /// Memory for that many bytes, or none.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
@@ -39655,7 +39774,7 @@ class FlatParameters {
   std::vector<NamedParameter<D>> parameters() const;
 
  private:
-  void lay_out(std::vector<NamedParameter<D>> parameters);
+  [[gnu::cold]] void lay_out(std::vector<NamedParameter<D>> parameters);
 
   Allocate allocate_values_, allocate_grads_;
   std::vector<Entry> entries_;
@@ -40147,13 +40266,8 @@ class Optimizer : public HasLearningRate {
  public:
   /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
   /// parameters.
-  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {})
-      : HasLearningRate(lr) {
-    for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
-    check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
-    for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
-  }
-  virtual ~Optimizer() = default;
+  Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {});
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -40400,7 +40514,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  void make_state() {
+  [[gnu::cold]] void make_state() {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
@@ -40433,7 +40547,7 @@ class Optimizer : public HasLearningRate {
   }
 
   // A dtype's parameters are reordered: they may lie in another order now than when they were given.
-  void sort_by_address(DType type) {
+  [[gnu::cold]] void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
@@ -40474,6 +40588,17 @@ class Optimizer : public HasLearningRate {
   std::uint64_t numbers_ = 0;  // a hash of the options, the groups and the type
   detail::ReplayedSteps<D> replayed_;
 };
+
+template <Device D>
+Optimizer<D>::~Optimizer() = default;
+
+template <Device D>
+Optimizer<D>::Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers)
+    : HasLearningRate(lr) {
+  for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
+  check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
+  for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
+}
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
@@ -41355,16 +41480,7 @@ class Sgd final : public Optimizer<D> {
   using options_type = SgdOptions;
 
   /// Throws UsageError for negative options, and for Nesterov without momentum or with dampening.
-  explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {})
-      : Optimizer<D>(std::move(parameters), options.lr,
-                     {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
-        options_(options) {
-    check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
-                      "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
-                      options.weight_decay);
-    check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                      "Sgd: Nesterov needs momentum above 0 and no dampening");
-  }
+  explicit Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options = {});
 
   void step() override;
 
@@ -41377,6 +41493,18 @@ class Sgd final : public Optimizer<D> {
  private:
   SgdOptions options_;
 };
+
+template <Device D>
+Sgd<D>::Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& options)
+    : Optimizer<D>(std::move(parameters), options.lr,
+                   {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
+      options_(options) {
+  check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
+                    "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
+                    options.weight_decay);
+  check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+                    "Sgd: Nesterov needs momentum above 0 and no dampening");
+}
 
 }  // namespace chorus::optim
 
@@ -43108,7 +43236,7 @@ class ThreadMeeting {
 
   [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
   void await_first(std::unique_lock<std::mutex>& lock);
-  std::string names_of(Member state) const;
+  [[gnu::cold]] std::string names_of(Member state) const;
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
@@ -44741,7 +44869,7 @@ class PolicyOn {
   /// are this process's. They are in memory order: under DistributedDataParallel the first backward pass reorders them
   /// by the arrival of their gradients. If the order must be stable, use names, or `nn::named_parameters` of
   /// `module()`, in the order of its members.
-  std::vector<nn::NamedParameter<device_type>> parameters() const { return flat_.parameters(); }
+  std::vector<nn::NamedParameter<device_type>> parameters() const;
   const nn::FlatParameters<device_type>& flat_parameters() const { return flat_; }
 
   /// While it lives, each process has the whole model: to save, load or inspect. Under most policies it always has. All
@@ -44791,13 +44919,7 @@ class PolicyOn {
 
  protected:
   /// The model must outlive this.
-  PolicyOn(nn::Module& model, std::uint64_t seed)
-      : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
-    random_.seed = seed;
-    random_.device_slot = trace_slot(model_device());
-    if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
-      note_gradients(*trace);
-  }
+  PolicyOn(nn::Module& model, std::uint64_t seed);
   ~PolicyOn() = default;
 
   /// Watches the model in the pass that begins: only in the first that records gradients.
@@ -44818,21 +44940,7 @@ class PolicyOn {
 
   /// The random context of the forward pass that begins, with that many samples (see RandomContext). A pass that a
   /// checkpoint recomputes draws the same numbers and does not count.
-  RandomContext& begin_forward(Index samples = 0) {
-    PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
-    counts_ = known == nullptr || !known->repeats();
-    random_.step = known != nullptr ? known->take(passes_) : passes_;
-    random_.next_operation = 0;
-    random_.samples = samples;
-    random_.drew = false;
-    if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
-      if (grad_enabled())
-        steps->forward_begins();
-      else if (!any_training())
-        steps->evaluation_begins();
-    }
-    return random_;
-  }
+  RandomContext& begin_forward(Index samples = 0);
   void end_forward() {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
@@ -44864,6 +44972,37 @@ class PolicyOn {
   std::shared_ptr<detail::UnlistedParameters> unlisted_;
   std::shared_ptr<void> alive_ = std::make_shared<int>();
 };
+
+template <Device D>
+std::vector<nn::NamedParameter<D>> PolicyOn<D>::parameters() const {
+  return flat_.parameters();
+}
+
+template <Device D>
+PolicyOn<D>::PolicyOn(nn::Module& model, std::uint64_t seed)
+    : any_model_(model), flat_(model), unlisted_(std::make_shared<detail::UnlistedParameters>(flat_)) {
+  random_.seed = seed;
+  random_.device_slot = trace_slot(model_device());
+  if (auto* const trace = trace::step_counter(); trace != nullptr) [[unlikely]]
+    note_gradients(*trace);
+}
+
+template <Device D>
+RandomContext& PolicyOn<D>::begin_forward(Index samples) {
+  PassNumbers* const known = detail::random_context() != nullptr ? detail::random_context()->passes : nullptr;
+  counts_ = known == nullptr || !known->repeats();
+  random_.step = known != nullptr ? known->take(passes_) : passes_;
+  random_.next_operation = 0;
+  random_.samples = samples;
+  random_.drew = false;
+  if (auto* const steps = trace::step_counter(); steps != nullptr) [[unlikely]] {
+    if (grad_enabled())
+      steps->forward_begins();
+    else if (!any_training())
+      steps->evaluation_begins();
+  }
+  return random_;
+}
 
 /// Holds the model; constructed before the policy's other members.
 template <class Model>
@@ -48077,7 +48216,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   int devices() const { return communicator_.size(); }
   Communicator& communicator() const { return communicator_; }
 
-  virtual ~PolicyOfRanks() { group_->policy = nullptr; }
+  virtual ~PolicyOfRanks();
 
   /// Combines `value`, the mean over this rank's `samples`, to the mean over all ranks' samples. Throws UsageError, on
   /// every rank, if their optimizers have not made the same steps.
@@ -48138,31 +48277,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   };
 
   /// `title`: the policy's name in messages.
-  PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator, int dim, std::uint64_t seed)
-      : PolicyOn<D>(model, seed),
-        title_(title),
-        communicator_(communicator),
-        program_(title, communicator),
-        shares_(communicator),
-        buffers_(nn::named_buffers<D>(model)),
-        handles_(model) {
-    if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator.backend());
-    check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
-    shares_.compare(program_);
-    program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
-    this->random_.dim = dim;
-    this->random_.first_sample = [this] {
-      const auto first = shares_.first_sample();
-      if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
-      detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
-      return first;
-    };
-    this->random_.devices = communicator.size();
-    this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
-  }
+  PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator, int dim, std::uint64_t seed);
 
   /// Throws UsageError, on every rank, if the ranks' models or `options` differ. All ranks take rank 0's seed.
   template <class Counts>
@@ -48175,18 +48290,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   virtual std::string own_options() const { return {}; }
 
   /// Calls `f(i)` when backward has the final gradient of the parameter that is now entry `i`.
-  virtual void on_gradients(std::function<void(std::size_t)> f) {
-    for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
-      this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
-        if (!alive.expired()) f(i);
-      });
-  }
+  virtual void on_gradients(std::function<void(std::size_t)> f);
   /// Calls `f()` when the backward run of this thread has ended.
-  virtual void when_backward_ends(std::function<void()> f) {
-    at_backward_end([f = std::move(f), alive = this->alive()] {
-      if (!alive.expired()) f();
-    });
-  }
+  virtual void when_backward_ends(std::function<void()> f);
 
   /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
@@ -48260,13 +48366,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   // For chorus::join.
 
-  void begin_join(const detail::JoinFacts& facts) override {
-    check<UsageError>(!joining_, title_, "::join: inside another join");
-    joining_ = true;
-    throw_early_ = facts.throw_early;
-    passes_of_others_ = 0;
-    last_active_ = -1;
-  }
+  void begin_join(const detail::JoinFacts& facts) override;
   void end_join() override { joining_ = throw_early_ = false; }
   /// A forward pass that records gradients begins. `now`: ranks exchange their messages here.
   void begin_pass(const ddp::ForwardPass& pass, bool now) {
@@ -48371,17 +48471,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     return run_forward(!joining_, call);
   }
   /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.
-  virtual void weigh_losses(std::span<const Ref<Node>> nodes) {
-    if (communicator_.size() == 1 || in_captured_step()) {
-      weigh_run(false);
-    } else {
-      std::uint64_t last = 0;
-      for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
-      terms_.find(*nodes.front(), last);
-      for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
-      weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
-    }
-  }
+  virtual void weigh_losses(std::span<const Ref<Node>> nodes);
   std::span<const double> weigh_run(bool refused) {
     weighed_run_ = backward_run();
     return weigh(losses_, refused);
@@ -48400,7 +48490,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool whole_passes_ = false;     // every pass sums the whole batch's gradients by itself
   bool passes_together_ = false;  // all passes are collective: a rank can't evaluate alone
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
-  bool operators_send_ = false;  // forward passes have had collectives; so will backward
+  bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
@@ -48466,19 +48556,8 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 #endif
     return false;
   }
-  std::uint64_t count_buffer_writes() const {
-    std::uint64_t all = 0;
-    for (const auto& named : buffers_)
-      if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
-    return all;
-  }
-  [[gnu::cold]] void check_evaluates_rank_0s() {
-    const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
-    check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
-                      " evaluates with buffers (running statistics) of its own, which no file ",
-                      "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
-                      "net.module().eval()");
-  }
+  std::uint64_t count_buffer_writes() const;
+  [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
     std::uint64_t begin = 0, end = 0;  // sequence numbers of nodes
   };
@@ -48492,6 +48571,93 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   // Used while joining_.
   int passes_of_others_ = 0, last_active_ = -1;
 };
+
+template <Device Where, class Communicator>
+PolicyOfRanks<Where, Communicator>::~PolicyOfRanks() {
+  group_->policy = nullptr;
+}
+
+template <Device Where, class Communicator>
+PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string_view title, Communicator& communicator,
+                                                  int dim, std::uint64_t seed)
+    : PolicyOn<D>(model, seed),
+      title_(title),
+      communicator_(communicator),
+      program_(title, communicator),
+      shares_(communicator),
+      buffers_(nn::named_buffers<D>(model)),
+      handles_(model) {
+  if constexpr (!std::is_same_v<D, Cpu>)
+    check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
+                      " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
+                      communicator.backend());
+  check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+  shares_.compare(program_);
+  program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
+  this->random_.dim = dim;
+  this->random_.first_sample = [this] {
+    const auto first = shares_.first_sample();
+    if (const auto pass = shares_.pass(); pass != this->random_.step) this->settle_pass(pass);
+    detail::random_context()->step = this->random_.step;  // backward recomputes a part with a copy of the context
+    return first;
+  };
+  this->random_.devices = communicator.size();
+  this->random_.is_share = [this](std::int64_t samples) { return shares_.is_share(samples); };
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::on_gradients(std::function<void(std::size_t)> f) {
+  for (std::size_t i = 0; i < this->flat_.entries().size(); ++i)
+    this->flat_.entries()[i].parameter().on_grad([f, alive = this->alive(), i] {
+      if (!alive.expired()) f(i);
+    });
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::when_backward_ends(std::function<void()> f) {
+  at_backward_end([f = std::move(f), alive = this->alive()] {
+    if (!alive.expired()) f();
+  });
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& facts) {
+  check<UsageError>(!joining_, title_, "::join: inside another join");
+  joining_ = true;
+  throw_early_ = facts.throw_early;
+  passes_of_others_ = 0;
+  last_active_ = -1;
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::check_evaluates_rank_0s() {
+  const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
+  check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
+                    " evaluates with buffers (running statistics) of its own, which no file ",
+                    "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
+                    "net.module().eval()");
+}
+
+template <Device Where, class Communicator>
+std::uint64_t PolicyOfRanks<Where, Communicator>::count_buffer_writes() const {
+  std::uint64_t all = 0;
+  for (const auto& named : buffers_)
+    if (const auto* const writes = named.buffer->storage().writes()) all += writes->counted();
+  return all;
+}
+
+template <Device Where, class Communicator>
+void PolicyOfRanks<Where, Communicator>::weigh_losses(std::span<const Ref<Node>> nodes) {
+  if (communicator_.size() == 1 || in_captured_step()) {
+    weigh_run(false);
+  } else {
+    std::uint64_t last = 0;
+    for (const Recorded& pass : recorded_) last = std::max(last, pass.end);
+    terms_.find(*nodes.front(), last);
+    for (const auto& term : terms_.all()) losses_.push_back(detail::LossShare::of(term));
+    weigh_terms(weigh_run(terms_.nonlinear() != nullptr));
+  }
+}
 
 template <Device D, class Communicator>
 std::unique_ptr<ddp::BucketSums> PolicyOfRanks<D, Communicator>::bucket_sums(ddp::Core<D, Communicator>&, bool) {
@@ -48511,7 +48677,6 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   using Traits = HookTraits<Hook, D, Communicator>;
 
  public:
-
   const DistributedDataParallelOptions& options() const { return Core::options; }
   Hook& hook() { return calls_.hook; }
   /// Sizes of the buckets in bytes, in the order in which they are reduced.
@@ -48533,10 +48698,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
  protected:
   [[gnu::cold]] PolicyWithOptions(nn::Module& model, Communicator& communicator,
-                                  const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
-      : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
-        Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
-        calls_{std::move(hook)} {}
+                                  const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook);
   /// Creates the extensions for the options, after the net's construction.
   [[gnu::cold]] void install() {
     const auto& options = Core::options;
@@ -48555,9 +48717,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     this->program_.ledger()->own_gradients = Traits::own_gradients;
   }
   /// Ends communication that still uses memory of the hook.
-  [[gnu::noinline]] ~PolicyWithOptions() {
-    for (Bucket& bucket : this->buckets.all()) bucket.work = {};
-  }
+  ~PolicyWithOptions();
 
   /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
@@ -48586,33 +48746,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
       return nullptr;
   }
 
-  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
-    this->tell(&Extension<D>::communicates, true);
-    const auto scales = Base::weigh(losses, refused);
-    this->tell(&Extension<D>::communicates, false);
-    return scales;
-  }
-  void begin_join(const detail::JoinFacts& facts) override {
-    check<UsageError>(!Traits::averages_parameters,
-                      "DistributedDataParallel::join: the hook averages parameters by itself");
-    Base::begin_join(facts);
-    if (passes_of_others() == nullptr) add<PassesOfOthers>();
-  }
-  void run_out_of_batches() override { passes_of_others()->begin(); }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
-  }
-  [[gnu::cold]] void all_have_run_out() override {
-    passes_of_others()->end();
-    if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
-  }
+  std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
+  void begin_join(const detail::JoinFacts& facts) override;
+  void run_out_of_batches() override;
+  [[gnu::cold]] JoinedPass take_part_in_pass() override;
+  [[gnu::cold]] void all_have_run_out() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
-  void bring_together() override {
-    if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
-    if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
-    this->buffers_apart_ = false;
-  }
+  void bring_together() override;
   bool shares_buffers() const override { return Core::options.broadcast_buffers; }
 
   HookCalls<D, Hook, Communicator> calls_;
@@ -48653,6 +48794,59 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     Core::template add<Extension<D, Communicator>>(core(), std::forward<Arguments>(arguments)...);
   }
 };
+
+template <Device D, class Hook, class Communicator>
+PolicyWithOptions<D, Hook, Communicator>::PolicyWithOptions(nn::Module& model, Communicator& communicator,
+                                                            const DistributedDataParallelOptions& options,
+                                                            std::uint64_t seed, Hook hook)
+    : Base(model, "DistributedDataParallel", communicator, options.dim, seed),
+      Core(this->flat_, communicator, this->shares_, options.checked_for<D>(model)),
+      calls_{std::move(hook)} {}
+
+template <Device D, class Hook, class Communicator>
+PolicyWithOptions<D, Hook, Communicator>::~PolicyWithOptions() {
+  for (Bucket& bucket : this->buckets.all()) bucket.work = {};
+}
+
+template <Device D, class Hook, class Communicator>
+std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::span<const detail::LossShare> losses,
+                                                                        bool refused) {
+  this->tell(&Extension<D>::communicates, true);
+  const auto scales = Base::weigh(losses, refused);
+  this->tell(&Extension<D>::communicates, false);
+  return scales;
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFacts& facts) {
+  check<UsageError>(!Traits::averages_parameters,
+                    "DistributedDataParallel::join: the hook averages parameters by itself");
+  Base::begin_join(facts);
+  if (passes_of_others() == nullptr) add<PassesOfOthers>();
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
+  passes_of_others()->begin();
+}
+
+template <Device D, class Hook, class Communicator>
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
+  return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
+  passes_of_others()->end();
+  if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
+}
+
+template <Device D, class Hook, class Communicator>
+void PolicyWithOptions<D, Hook, Communicator>::bring_together() {
+  if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
+  if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
+  this->buffers_apart_ = false;
+}
 
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_POLICY_WITH_OPTIONS_HPP
@@ -50522,80 +50716,114 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
  protected:
   using Base::Base;
   /// If a rank throws during communication, it aborts the group, so that peers fail at once instead of waiting.
-  [[gnu::noinline]] ~Reducer() {
-    if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
-  }
+  ~Reducer();
 
   /// Called at the end of the net's construction.
-  [[gnu::cold]] void begin() {
-    this->install();
-    // 1. All ranks begin with rank 0's parameters and buffers.
-    if (this->options().init_sync) this->take_first_state();
-    // 2. Each parameter reports when its gradient is final.
-    this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
-  }
+  [[gnu::cold]] void begin();
   /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
-  void forward_begins(ForwardPass& pass) {
-    this->tell(&Extension::forward_begins, pass);
-    this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
-    this->tell(&Extension::ready_for_forward);
-  }
-  void forward_ended() { this->tell(&Extension::forward_ended); }
+  void forward_begins(ForwardPass& pass);
+  void forward_ended();
 
  private:
   // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
-  void backward_is_weighed() override { this->tell(&Extension::weighed); }
+  void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
-  void gradient_is_final(std::size_t i) {
-    this->check_weighed();
-    if (this->sync && !this->in_backward) {
-      begin_backward();
-      this->when_backward_ends([this] { finish_backward(); });
-    }
-    this->tell(&Extension::gradient_arrived, i);
-    if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may not give a gradient
-    this->buckets.arrived(i);
-    send_full();
-  }
-  void begin_backward() override {
-    this->weight = this->shares_.weight();
-    this->buckets.begin_pass();
-    this->in_backward = true;
-    this->tell(&Extension::backward_begins);
-  }
+  void gradient_is_final(std::size_t i);
+  void begin_backward() override;
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
-  void finish_backward() override {
-    this->tell(&Extension::backward_ended);
-    send_full();
-    if (!this->buckets.all_left()) this->refuse_missing();
-    take_back(this->buckets.on_their_way());
-    this->tell(&Extension::averaged);
-    this->in_backward = false;
-    this->tell(&Extension::pass_ended);
-  }
+  void finish_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
-  void send_full() override {
-    while (ddp::Bucket* const bucket = this->buckets.next_full()) {
-      this->tell(&Extension::bucket_is_full, *bucket);
-      this->tell(&Extension::communicates, true);
-      this->calls_.start(*this, *bucket);
-      this->tell(&Extension::communicates, false);
-    }
-  }
-  void take_back(std::span<ddp::Bucket> some) override {
-    this->tell(&Extension::communicates, true);
-    this->calls_.wait_for(*this, some);
-    this->tell(&Extension::communicates, false);
-    for (ddp::Bucket& bucket : some) {
-      for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
-      this->buckets.returned();
-    }
-  }
+  void send_full() override;
+  void take_back(std::span<ddp::Bucket> some) override;
 
   const int exceptions_before_ = std::uncaught_exceptions();
 };
+
+template <Device D, class Hook, class Communicator>
+Reducer<D, Hook, Communicator>::~Reducer() {
+  if (this->in_backward) this->give_up(std::uncaught_exceptions() > exceptions_before_);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::begin() {
+  this->install();
+  // 1. All ranks begin with rank 0's parameters and buffers.
+  if (this->options().init_sync) this->take_first_state();
+  // 2. Each parameter reports when its gradient is final.
+  this->on_gradients([this](std::size_t number) { gradient_is_final(this->entry_of(number)); });
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::forward_begins(ForwardPass& pass) {
+  this->tell(&Extension::forward_begins, pass);
+  this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
+  this->tell(&Extension::ready_for_forward);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::forward_ended() {
+  this->tell(&Extension::forward_ended);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::backward_is_weighed() {
+  this->tell(&Extension::weighed);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::gradient_is_final(std::size_t i) {
+  this->check_weighed();
+  if (this->sync && !this->in_backward) {
+    begin_backward();
+    this->when_backward_ends([this] { finish_backward(); });
+  }
+  this->tell(&Extension::gradient_arrived, i);
+  if (!this->sync || !this->buckets.sends(i)) return;
+  if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
+  this->fill(i);  // a user's backward function may not give a gradient
+  this->buckets.arrived(i);
+  send_full();
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::begin_backward() {
+  this->weight = this->shares_.weight();
+  this->buckets.begin_pass();
+  this->in_backward = true;
+  this->tell(&Extension::backward_begins);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::finish_backward() {
+  this->tell(&Extension::backward_ended);
+  send_full();
+  if (!this->buckets.all_left()) this->refuse_missing();
+  take_back(this->buckets.on_their_way());
+  this->tell(&Extension::averaged);
+  this->in_backward = false;
+  this->tell(&Extension::pass_ended);
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::send_full() {
+  while (ddp::Bucket* const bucket = this->buckets.next_full()) {
+    this->tell(&Extension::bucket_is_full, *bucket);
+    this->tell(&Extension::communicates, true);
+    this->calls_.start(*this, *bucket);
+    this->tell(&Extension::communicates, false);
+  }
+}
+
+template <Device D, class Hook, class Communicator>
+void Reducer<D, Hook, Communicator>::take_back(std::span<ddp::Bucket> some) {
+  this->tell(&Extension::communicates, true);
+  this->calls_.wait_for(*this, some);
+  this->tell(&Extension::communicates, false);
+  for (ddp::Bucket& bucket : some) {
+    for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
+    this->buckets.returned();
+  }
+}
 
 }  // namespace ddp
 
@@ -50667,8 +50895,9 @@ class DistributedDataParallel
  private:
   friend class detail::Access<DistributedDataParallel>;
 
-  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
+  [[gnu::noinline]] DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                                            const DistributedDataParallelOptions& options, std::uint64_t seed,
+                                            Hook hook)
       : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
                                 std::move(hook)) {
     device_ = std::move(device);
@@ -50850,7 +51079,7 @@ class Progress {
 
   void start_epoch(int epoch);
 
-  void finish_epoch(int epoch);
+  [[gnu::cold]] void finish_epoch(int epoch);
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 
@@ -51001,6 +51230,14 @@ template <int Rank>
 using Value = Variable<float, Rank, Cpu>;
 }
 
+CHORUS_EXTERN template void detail::throw_joined<DeviceError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<ShapeError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<UsageError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void append(std::string&, const Cpu&);
+CHORUS_EXTERN template int detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template double detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template Index detail::to_number(const char*, std::string_view);
+
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
 CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
@@ -51040,6 +51277,18 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
+CHORUS_EXTERN template auto relu(const detail::Value<2>&);
+CHORUS_EXTERN template auto relu(const detail::Value<4>&);
+CHORUS_EXTERN template auto max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const Tensor<float, 2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4>&) const;
+
+CHORUS_EXTERN template class data::DataLoader<data::Cifar10>;
+CHORUS_EXTERN template class data::DataLoader<data::ImageDataset>;
+CHORUS_EXTERN template class data::DataLoader<data::Mnist>;
+CHORUS_EXTERN template class data::DataLoader<data::SyntheticImages>;
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;
@@ -52257,7 +52506,7 @@ class AtomicFile {
 
   static int sync(const Descriptor& descriptor);
 
-  void open_folder();
+  [[gnu::cold]] void open_folder();
 
   /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
@@ -52265,7 +52514,7 @@ class AtomicFile {
   /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
-  void create(mode_t mode);
+  [[gnu::cold]] void create(mode_t mode);
 
   std::string random_name();
 
@@ -53940,7 +54189,7 @@ struct TensorPlace {
 
 /// The places of all tensors of a model.
 template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+[[gnu::cold]] std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
   const auto add = [&](const std::string& name, auto& tensor) {
     const auto extents = tensor.extents();
@@ -59204,6 +59453,14 @@ template <int Rank>
 using Value = Variable<float, Rank, Cpu>;
 }
 
+CHORUS_EXTERN template void detail::throw_joined<DeviceError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<ShapeError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void detail::throw_joined<UsageError>(std::initializer_list<detail::Part>);
+CHORUS_EXTERN template void append(std::string&, const Cpu&);
+CHORUS_EXTERN template int detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template double detail::to_number(const char*, std::string_view);
+CHORUS_EXTERN template Index detail::to_number(const char*, std::string_view);
+
 CHORUS_EXTERN template class Tensor<std::int64_t, 1, Cpu>;
 CHORUS_EXTERN template void detail::out_of_memory(Cpu, std::size_t, std::string_view);
 CHORUS_EXTERN template class CachingAllocator<Cpu>;
@@ -59243,6 +59500,18 @@ CHORUS_EXTERN template detail::Value<0> detail::reduced_cross_entropy(const deta
                                                                       const Tensor<std::int64_t, 1, Cpu>&,
                                                                       const CrossEntropyOptions&);
 
+CHORUS_EXTERN template auto relu(const detail::Value<2>&);
+CHORUS_EXTERN template auto relu(const detail::Value<4>&);
+CHORUS_EXTERN template auto max_pool2d(const detail::Value<4>&, Size2d, const PoolOptions&);
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const chorus::detail::Value<2>&) const;
+CHORUS_EXTERN template auto nn::Linear<Cpu, float>::operator()(const Tensor<float, 2>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const chorus::detail::Value<4>&) const;
+CHORUS_EXTERN template auto nn::Conv2d<Cpu, float>::operator()(const Tensor<float, 4>&) const;
+
+CHORUS_EXTERN template class data::DataLoader<data::Cifar10>;
+CHORUS_EXTERN template class data::DataLoader<data::ImageDataset>;
+CHORUS_EXTERN template class data::DataLoader<data::Mnist>;
+CHORUS_EXTERN template class data::DataLoader<data::SyntheticImages>;
 CHORUS_EXTERN template class nn::Linear<Cpu, float>;
 CHORUS_EXTERN template class nn::detail::ConvolutionBase<4, Cpu, float>;
 CHORUS_EXTERN template class nn::Conv2d<Cpu, float>;

@@ -51,7 +51,8 @@ def declarations(text):
                 name = found.group(1)
                 specialized = re.match(r"^(?:struct|class) \w+<", text_of)
                 declared = re.match(r"^(?:struct|class) \w+;", text_of)
-                if not specialized and not declared:
+                member = text_of[:found.start(1)].endswith("::")  # defined outside of its class, which documents it
+                if not specialized and not declared and not member:
                     yield number, name, comment
             comment, head = False, None
 

@@ -209,11 +209,11 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->bind_grad(grads, static_cast<T*>(grad));
   }
   void on_grad(std::function<void()> hook) override { this->add_last_hook(std::move(hook)); }
-  void move_to_device(D device) override {
+  [[gnu::cold]] void move_to_device(D device) override {
     this->move_numbers(device);
     this->move_grad(device);
   }
-  Ref<Node> copy_to(D device) const override {
+  [[gnu::cold]] Ref<Node> copy_to(D device) const override {
     const MemoryScope scope(trace::Memory::parameters);
     auto copy = Tensor<T, Rank, D>::empty(value_.shape(), device);
     copy_bytes(device, copy.data(), value_.device(), this->memory(), value_.bytes());

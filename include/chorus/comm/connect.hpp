@@ -16,7 +16,7 @@ struct ConnectOptions {
 /// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
 /// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
 /// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
-AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
+[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);

@@ -61,7 +61,7 @@ class AtomicFile {
 
   static int sync(const Descriptor& descriptor);
 
-  void open_folder();
+  [[gnu::cold]] void open_folder();
 
   /// The permissions for the new file; 0 if there is no old file.
   mode_t check_old_file();
@@ -69,7 +69,7 @@ class AtomicFile {
   /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
   void remove_leftovers() const;
 
-  void create(mode_t mode);
+  [[gnu::cold]] void create(mode_t mode);
 
   std::string random_name();
 

@@ -20,16 +20,17 @@ class Cifar10 : public ImageDataset {
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
   /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
-  static std::string find(const std::string& folder);
+  [[gnu::cold]] static std::string find(const std::string& folder);
   /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
-  static std::string advice(const std::string& folder);
+  [[gnu::cold]] static std::string advice(const std::string& folder);
 
  private:
   static constexpr std::size_t pixels_per_image = 3 * 32 * 32;
 
-  static ImageDataset read(const std::string& folder, Split split);
+  [[gnu::cold]] static ImageDataset read(const std::string& folder, Split split);
 
-  static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
+  [[gnu::cold]] static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
+                                       std::vector<std::uint8_t>& labels);
 };
 
 }  // namespace chorus::data

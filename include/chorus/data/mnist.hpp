@@ -24,7 +24,7 @@ class Mnist : public ImageDataset {
   static constexpr const char* labels = "-labels-idx1-ubyte";
 
  private:
-  static ImageDataset read(const std::string& folder, Split split);
+  [[gnu::cold]] static ImageDataset read(const std::string& folder, Split split);
 };
 
 }  // namespace chorus::data

@@ -29,15 +29,16 @@ namespace detail {
 
 /// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
 /// reader would refuse the file.
-std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                               const Metadata& metadata);
+[[gnu::cold]] std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
+                                             const Metadata& metadata);
 
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
 /// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
 /// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
 
 }  // namespace chorus::io
 

@@ -82,7 +82,7 @@ struct TensorPlace {
 
 /// The places of all tensors of a model.
 template <Device D>
-std::vector<TensorPlace<D>> model_places(nn::Module& model) {
+[[gnu::cold]] std::vector<TensorPlace<D>> model_places(nn::Module& model) {
   std::vector<TensorPlace<D>> places;
   const auto add = [&](const std::string& name, auto& tensor) {
     const auto extents = tensor.extents();

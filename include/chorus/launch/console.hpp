@@ -125,7 +125,7 @@ class Console {
     bool ending = false, done = false;
     int error = 0;  ///< why standard output is not complete
 
-    void write_on() {
+    [[gnu::cold]] void write_on() {
       std::unique_lock lock(mutex);
       while (true) {
         changed.wait(lock, [this] { return !queue.empty() || ending; });

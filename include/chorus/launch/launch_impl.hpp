@@ -110,7 +110,7 @@ struct LaunchOrder {
   }
 
   /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
-  static std::optional<LaunchOrder> take() {
+  [[gnu::cold]] static std::optional<LaunchOrder> take() {
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -150,7 +150,7 @@ struct LaunchCalls {
   }
 
   /// The number of a call that begins; `passed` is its status where it is not to run.
-  int begin(std::optional<int>& passed) {
+  [[gnu::cold]] int begin(std::optional<int>& passed) {
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());
@@ -318,8 +318,8 @@ inline RunListener listener_to(const LaunchOptions& options) {
   return run_listener;
 }
 
-inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
-                       bool names_unused, LaunchBody body) {
+[[gnu::cold]] inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments,
+                                     LaunchOptions options, bool names_unused, LaunchBody body) {
   auto& calls = LaunchCalls::of_process();
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);

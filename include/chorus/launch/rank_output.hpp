@@ -101,7 +101,7 @@ class RankOutput {
     return std::move(pipe.write_end);
   }
 
-  void pump() {
+  [[gnu::cold]] void pump() {
     std::vector<pollfd> events(sources_.size());
     for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
       if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
@@ -142,7 +142,7 @@ class RankOutput {
     return true;
   }
 
-  void print(Source& source, std::string_view lines) {
+  [[gnu::cold]] void print(Source& source, std::string_view lines) {
     if (source.log.get() >= 0 && !write_all(source.log.get(), lines)) {
       console_.say(format("rank %d's log is not complete: %s", source.rank, std::strerror(errno)));
       source.log.reset();

@@ -57,8 +57,8 @@ struct RankDescriptors {
 };
 
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
-inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
-                                                 const std::string& token, const RankDescriptors& given) {
+[[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+                                                               const std::string& token, const RankDescriptors& given) {
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -112,8 +112,8 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
 
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
-inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
-                        const RankDescriptors& given) {
+[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                                      const RankDescriptors& given) {
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {

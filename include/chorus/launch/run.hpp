@@ -91,10 +91,10 @@ struct LaunchOptions {
 
   /// Reads `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--backend NAME`, `--all-reduce NAME`,
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
-  static LaunchOptions from(Arguments& arguments);
+  [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
-  void complete();
+  [[gnu::cold]] void complete();
 
   /// Devices that were asked for, by their number or by a list; of one machine.
   std::optional<int> asked_devices() const {

@@ -62,7 +62,7 @@ CHORUS_INLINE std::string Arguments::unused() const {
 namespace detail {
 /// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
 /// alignment distance (Damerau 1964).
-inline std::size_t misspellings(std::string_view a, std::string_view b) {
+[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {

@@ -144,7 +144,7 @@ class Supervisor {
 
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
-  void start_all() {
+  [[gnu::cold]] void start_all() {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -170,7 +170,7 @@ class Supervisor {
     ++running_;
   }
 
-  void reap() {
+  [[gnu::cold]] void reap() {
     for (Rank& rank : ranks_) {
       if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
       rank.running = false;
@@ -236,7 +236,7 @@ class Supervisor {
   }
 
   /// Names the rank that failed first, and stops the others.
-  void judge() {
+  [[gnu::cold]] void judge() {
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -266,7 +266,7 @@ class Supervisor {
     return RankReport::from(text);
   }
 
-  void pass_on(int signal) {
+  [[gnu::cold]] void pass_on(int signal) {
     if (!ends_job(signal)) return kill_running(signal);
     const bool again = outcome_.signal != 0;
     note(signal);
@@ -341,7 +341,7 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 ///
 /// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
 /// it is waited for, after a signal for `group.grace` at most.
-inline int run_job(RankGroup group) {
+[[gnu::cold]] inline int run_job(RankGroup group) {
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;

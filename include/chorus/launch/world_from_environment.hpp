@@ -51,8 +51,8 @@ struct Seat {
 inline constexpr int most_ranks = 1 << 20;
 
 /// Reads the variables of one launcher; nothing if neither rank nor size is there.
-inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
-                                     const char* local_size_name) {
+[[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name,
+                                                   const char* local_rank_name, const char* local_size_name) {
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
@@ -71,7 +71,7 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
 }
 
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
-inline std::optional<Seat> seat_of_mpi_or_slurm() {
+[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");
@@ -132,7 +132,7 @@ inline int port_of_job(std::string_view job) {
 /// what they send, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
-inline std::optional<comm::World> world_from_environment() {
+[[gnu::cold]] inline std::optional<comm::World> world_from_environment() {
   using namespace detail;
   const bool torchrun = env("RANK") || env("WORLD_SIZE");
   const auto seat =

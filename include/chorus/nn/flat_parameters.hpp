@@ -47,7 +47,7 @@ class FlatParameters {
 
   /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
   /// already they stay, for captured graphs know their addresses.
-  void reorder(std::span<const std::size_t> order);
+  [[gnu::cold]] void reorder(std::span<const std::size_t> order);
 
   /// Memory for that many bytes, or none.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
@@ -76,7 +76,7 @@ class FlatParameters {
   std::vector<NamedParameter<D>> parameters() const;
 
  private:
-  void lay_out(std::vector<NamedParameter<D>> parameters);
+  [[gnu::cold]] void lay_out(std::vector<NamedParameter<D>> parameters);
 
   Allocate allocate_values_, allocate_grads_;
   std::vector<Entry> entries_;

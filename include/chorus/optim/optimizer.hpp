@@ -296,7 +296,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  void make_state() {
+  [[gnu::cold]] void make_state() {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
@@ -329,7 +329,7 @@ class Optimizer : public HasLearningRate {
   }
 
   // A dtype's parameters are reordered: they may lie in another order now than when they were given.
-  void sort_by_address(DType type) {
+  [[gnu::cold]] void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);

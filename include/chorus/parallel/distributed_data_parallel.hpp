@@ -166,8 +166,9 @@ class DistributedDataParallel
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
   /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
-  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
-                          std::uint64_t seed = initial_seed(), Hook hook = {})
+  [[gnu::noinline]] DistributedDataParallel(Model model, Communicator& communicator,
+                                            const DistributedDataParallelOptions& options = {},
+                                            std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
@@ -210,9 +211,8 @@ class DistributedDataParallel
  private:
   friend class detail::Access<DistributedDataParallel>;
 
-  [[gnu::noinline]] DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                                            const DistributedDataParallelOptions& options, std::uint64_t seed,
-                                            Hook hook)
+  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
       : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
                                 std::move(hook)) {
     device_ = std::move(device);

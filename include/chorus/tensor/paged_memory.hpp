@@ -72,7 +72,7 @@ class PagedMemory {
 };
 
 /// Memory of zeros without pages, which counts as not allocated; and its pages.
-inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
+[[gnu::cold]] inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
   const trace::PeakKept kept(slot);

@@ -102,7 +102,7 @@ class Acceptor {
   }
 
   /// Accepts all connections that wait at the listener. False if some may be left.
-  bool accept_all() {
+  [[gnu::cold]] bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -123,7 +123,7 @@ class Acceptor {
   }
 
   /// Closes the connections whose time is over; they are in the order of arrival.
-  bool make_room() {
+  [[gnu::cold]] bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -134,7 +134,7 @@ class Acceptor {
   }
 
   /// Waits until a connection has data. True if it is time to return.
-  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));

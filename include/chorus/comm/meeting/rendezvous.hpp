@@ -185,7 +185,7 @@ class Host {
   }
 
   /// If there is none: false, and a notice; an error if it was requested.
-  bool make_region(Meeting& meeting) {
+  [[gnu::cold]] bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;
@@ -197,7 +197,7 @@ class Host {
     }
   }
 
-  void tell_all(std::span<const std::byte> message, Deadline deadline) {
+  [[gnu::cold]] void tell_all(std::span<const std::byte> message, Deadline deadline) {
     for (int rank = 1; rank < world_.size; ++rank)
       if (!at(rank).socket.send_all(message, deadline)) lost(rank);
   }

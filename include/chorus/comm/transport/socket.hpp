@@ -78,7 +78,7 @@ struct Address {
   }
 
   /// From a numeric address, also `[::1]`; nothing for a name.
-  static std::optional<Address> in_numbers(const std::string& text) {
+  [[gnu::cold]] static std::optional<Address> in_numbers(const std::string& text) {
     const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
     if (found.code != 0) return std::nullopt;
     Address address;
@@ -162,7 +162,7 @@ class Socket {
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
   /// listener can be connected to itself: that does not count.
-  static Socket connect(const Address& address, Deadline deadline) {
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;

@@ -100,7 +100,7 @@ class ThreadMeeting {
 
   [[noreturn, gnu::cold]] void fail_alone(std::size_t member, bool in_time);
   void await_first(std::unique_lock<std::mutex>& lock);
-  std::string names_of(Member state) const;
+  [[gnu::cold]] std::string names_of(Member state) const;
 
   std::vector<std::string> names_;
   std::chrono::milliseconds timeout_;
