@@ -54475,13 +54475,13 @@ Erased erased(Kernel* kernel) {
 // <chorus/quantization/quantization_aware.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
-/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
-/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+/// QuantizationAware: a model that trains with the rounding of integers (Jacob et al., "Quantization and Training of
+/// Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
 
 // <chorus/quantization/layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
-/// The layers of a model that become integers, found by a walk through it.
+/// Finds the layers of a model that become integers.
 
 // <chorus/nn/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
@@ -56749,13 +56749,13 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 // <chorus/quantization/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
-/// One forward pass with fake quantisation: which values are to be rounded, and how.
+/// One forward pass with fake quantisation: which values are rounded, and how.
 
 // <chorus/quantization/integer_product.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
-/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
-/// model rounds, in the same order.
+/// A layer's product in integers, for evaluation with fake quantisation: it rounds the same numbers in the same order
+/// as an integer model.
 
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
@@ -56774,36 +56774,35 @@ inline thread_local constinit bool exact_sums = false;
 // <chorus/quantization/kernels/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
-/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
-/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+/// Fake quantisation on the CPU: replaces numbers by the values of the nearest integers (quantized_numbers.hpp), with
+/// levels per tensor or per channel. Inputs are checked for NaNs, which no integer can represent.
 
 // <chorus/quantization/quantized_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
-/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
-/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+/// Numbers of 8 bits and less: levels, and how scales are chosen (Jacob et al., "Quantization and Training of Neural
+/// Networks", CVPR 2018). Training and integer inference both use these functions, so that their integers agree. All
+/// arithmetic is in float, in this order.
 
 namespace chorus::quantized {
 
-/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+/// The range of integers, both ends included: [0, 255] for u8, [-127, 127] for s8, [-7, 7] for 4 bits.
 struct Integers {
   std::int32_t least = 0, most = 255;
   friend bool operator==(const Integers&, const Integers&) = default;
 };
 
-/// Which integer stands for which number: q stands for (q - zero_point) scale.
+/// The values of integers: q represents (q - zero_point) scale.
 struct Levels {
   float scale = 1;
   std::int32_t zero_point = 0;
   Integers integers;
 
-  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
-  /// NaN it is the least.
+  /// The integer nearest to `number`, ties to even, clamped to the ends. The least integer for a NaN.
   std::int32_t level(float number) const { return steps(number) + zero_point; }
-  /// What an integer stands for.
+  /// The value of an integer.
   float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
-  /// What the integer that stands for `number` stands for.
+  /// The value of the integer nearest to `number`.
   float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
   /// Whether the integer nearest to `number` is within the ends: then gradients pass.
   bool holds(float number) const {
@@ -56815,18 +56814,18 @@ struct Levels {
  private:
   float low() const { return static_cast<float>(integers.least - zero_point); }
   float high() const { return static_cast<float>(integers.most - zero_point); }
-  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
   std::int32_t steps(float number) const {
     const float steps = number * (1.0f / scale);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
   }
 };
 
-/// No scale is smaller: 2^-23, which PyTorch takes.
+/// The smallest scale: 2^-23, as in PyTorch.
 inline constexpr float least_scale = 1.1920928955078125e-07f;
 
-/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
-/// exact. Affine: the ends of the range are the ends of the integers.
+/// Levels for numbers in [min, max], which is widened to include 0: 0 is a level, so that zeros of padding and of ReLU
+/// are exact. Affine: the ends of the range map to the ends of the integers.
 inline Levels affine_levels(float min, float max, Integers integers) {
   min = std::min(min, 0.0f);
   max = std::max(max, 0.0f);
@@ -56837,7 +56836,7 @@ inline Levels affine_levels(float min, float max, Integers integers) {
   return out;
 }
 
-/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+/// Symmetric about 0, which maps to the integer 0, or to the middle one of unsigned integers.
 inline Levels symmetric_levels(float min, float max, Integers integers) {
   const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
   const float half = static_cast<float>(integers.most - integers.least) / 2;
@@ -56845,24 +56844,24 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
           integers};
 }
 
-/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
-/// training and integer inference compute it.
+/// The factor of a channel's weights when its batch norm is folded into them: weight / sqrt(var + eps), as training and
+/// integer inference compute it.
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
-/// ways, as compilers join a product with a sum.
+/// The bias after folding: `bias` is the convolution's own. Never inlined: compilers may fuse a product with a sum, and
+/// two inlined copies could round differently.
 [[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
 }
-/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+/// The mean of `count` values, from the sum of their integers minus zero points.
 inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
   return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
-/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+/// From a sum of products of integers minus zero points to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], where the unit is x's scale times the weight's. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Used by evaluation with fake quantisation and by integer models.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -56883,7 +56882,7 @@ struct Requantizer {
   };
   static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
     const auto low = static_cast<float>(ends.least - ends.zero_point);
     const auto high = static_cast<float>(ends.most - ends.zero_point);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
@@ -56897,8 +56896,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
-/// nearbyint does, in instructions that every processor has for whole vectors.
+/// Levels in a form for loops. Adding and subtracting 1.5 2^23 rounds a small number to the nearest integer, as
+/// nearbyint does, with vector instructions that every processor has.
 struct RoundedSteps {
   float scale, inverse, low, high;
   explicit RoundedSteps(const quantized::Levels& levels)
@@ -56907,7 +56906,7 @@ struct RoundedSteps {
         low(static_cast<float>(levels.integers.least - levels.zero_point)),
         high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
 
-  /// The whole number of steps nearest to x, at most one beyond the ends.
+  /// The number of steps nearest to x, at most one beyond the ends.
   float operator()(float x) const {
     constexpr float magic = 12582912.0f;
     const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
@@ -56919,7 +56918,7 @@ struct RoundedSteps {
   }
 };
 
-/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+/// Calls `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one per channel.
 template <class F>
 void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
   if (levels.size() == 1) {
@@ -56937,7 +56936,7 @@ void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels,
 
 }  // namespace detail
 
-/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+/// y = the float values of x's integers; x, y: [batch, channels, inner]. Returns whether x has no NaN.
 inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                           float* y) {
   std::atomic<bool> numbers{true};
@@ -56954,7 +56953,7 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
-/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+/// y = x's integers minus zero points, as floats; shapes and levels as above.
 inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                float* y) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -56962,8 +56961,8 @@ inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::spa
   });
 }
 
-/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
-/// Bengio, Léonard and Courville, 2013).
+/// dx = dy, or += dy, where x's integer is within the ends; 0 elsewhere (the straight-through estimator of Bengio,
+/// Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                    const float* dy, float* dx, bool accumulate) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -56976,7 +56975,7 @@ inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std:
 
 namespace detail {
 
-/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+/// The minimum and maximum of `count` numbers, computed in 16 rows, which compilers vectorise.
 inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
   constexpr Index rows = 16;
   std::array<float, rows> least, most;
@@ -57000,8 +56999,8 @@ inline void widen(const float* x, Index count, float& min, float& max, bool& str
 
 }  // namespace detail
 
-/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
-/// infinity, which no finite numbers do.
+/// min and max: [channels], over all numbers of a channel; infinity and -infinity if there are none. A NaN gives
+/// -infinity and infinity, which finite numbers can't.
 inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (Index channel = 0; channel < shape.channels; ++channel) {
@@ -57019,16 +57018,16 @@ inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* 
 
 namespace chorus::nn::quantization {
 
-/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+/// Sums of products of integers minus zero points. A sum represents sum x_scale weight_scale + bias.
 struct IntegerProduct {
   kernels::ChannelShape shape;
   std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
   float x_scale = 1;
-  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
-  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<float> weight_scale, bias;  ///< [channels]; for a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: only their bias is left.
   std::vector<char> nothing;
 
-  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  /// y = the float values of the integers with `levels` that an integer model computes, optionally after a ReLU.
   void rounded(const quantized::Levels& levels, bool relu, float* y) const;
 
  private:
@@ -57044,8 +57043,8 @@ struct IntegerProduct {
 
 namespace detail {
 
-/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
-/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+/// w = the sum of base^i parts[i], integers, such that float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output; w is [outputs, terms]. `parts` is empty if no base works.
 struct ExactParts {
   float base = 256;
   std::vector<std::vector<float>> parts;
@@ -57058,16 +57057,16 @@ struct ExactParts {
 
 }  // namespace detail
 
-/// A layer's weight, times which numbers on the levels `in` are taken.
+/// A layer's weight levels, and the levels of the numbers that are multiplied by it.
 struct IntegerFactors {
   quantized::Levels in;
-  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  std::vector<quantized::Levels> weights;  ///< one, or one per output
   Index outputs = 0;
 };
 
-/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
-/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
-/// such a layer has no integer form.
+/// The product of x and weight, both on their levels, in integers, without bias. `product`: the layer's function of two
+/// such arrays without a bias: [batch, outputs, ...]. Null if sums don't fit into 32 bits: such a layer has no integer
+/// form.
 std::shared_ptr<IntegerProduct> integer_product(
     const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
     const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
@@ -57078,7 +57077,7 @@ std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/integer_product_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-/// How a product of numbers on their levels is taken in integers.
+/// Computes a product of numbers on their levels in integers.
 
 namespace chorus::nn::quantization {
 
@@ -57138,7 +57137,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
   const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
   kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
   const auto out = std::make_shared<IntegerProduct>();
-  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  std::uint32_t factor = 1;  // modulo 2^32: the total fits 32 bits, even if a part's sum doesn't
   for (const auto& part : exact_parts.parts) {
     const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
     out->sums.resize(static_cast<std::size_t>(y.numel()));
@@ -57166,12 +57165,12 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/layer_ranges.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
-/// What is known of each layer with weights while its model computes with fake quantisation.
+/// The ranges and places of the layers with weights under fake quantisation.
 
 // <chorus/quantization/activation_site.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
-/// One quantiser of activations: the range of a value of the model, of the global batch.
+/// One quantiser of activations: the range of a value in the model, over the global batch.
 
 // <chorus/quantization/observer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
@@ -57180,7 +57179,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 
 namespace chorus::nn::quantization {
 
-/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+/// The minimum and maximum; infinity and -infinity if no number has been seen.
 struct Range {
   float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
 
@@ -57189,12 +57188,12 @@ struct Range {
   bool finite() const { return std::isfinite(min) && std::isfinite(max); }
 };
 
-/// The last one seen; one of nothing changes nothing.
+/// The last range seen; an empty one changes nothing.
 struct Memoryless {
   Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
 };
 
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// `range += share (seen - range)`, at both ends. The first range seen is taken unchanged; an empty one changes
 /// nothing.
 struct MovingAverage {
   float share = 0.01f;
@@ -57206,14 +57205,14 @@ struct MovingAverage {
   }
 };
 
-/// The least and largest of all.
+/// The minimum and maximum of all numbers seen.
 struct MinMax {
   Range operator()(const Range& range, const Range& seen) const {
     return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
   }
 };
 
-/// A scheme's: memoryless where the share is 1.
+/// A scheme's observer: memoryless if the share is 1.
 inline Range observed(const Range& range, const Range& seen, float share) {
   return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
 }
@@ -57224,23 +57223,23 @@ inline Range observed(const Range& range, const Range& seen, float share) {
 // <chorus/quantization/scheme.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
-/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
-/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
-/// averaging = 0.001; };`
+/// The integers of activations and weights, and their observers: types for nn::QuantizationAware. Your own scheme
+/// derives from Int8 and hides what differs: `struct Slow : Int8 { static constexpr double averaging = 0.001; };`
 
 namespace chorus {
 
-/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
-/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, one scale per output
+/// channel, from the largest weight of the pass. With [-128, 127] each channel's largest weight would be at 127.5, a
+/// tie.
 struct Int8 {
   static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
   static constexpr bool symmetric_activations = false, per_channel = true;
-  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  /// The weight of the new batch's range in an activation's; 1: ranges are the last batch's.
   static constexpr double averaging = 0.01;
   /// The same for weights.
   static constexpr double weight_averaging = 1;
 };
-/// One scale for all of a layer's weights.
+/// One scale for all weights of a layer.
 struct Int8PerTensor : Int8 {
   static constexpr bool per_channel = false;
 };
@@ -57295,19 +57294,19 @@ namespace chorus::nn::quantization {
 
 class ActivationSite {
  public:
-  /// `name`: the layer's path and what of it: `conv1.output`.
+  /// `name`: the layer's path and the value: `conv1.output`.
   explicit ActivationSite(std::string name);
 
   const std::string& name() const { return name_; }
   Range range() const;
   void set_range(const Range& range) const;
 
-  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
-  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity. Returns whether the batch had any numbers.
+  /// Moves the range towards the whole batch's range. `numbers`: this device's share, possibly empty. All members of
+  /// the batch's group call it. Throws NonFiniteError, on all members, if one has a NaN or infinity. Returns whether
+  /// the batch had any numbers.
   bool observe(const float* numbers, Index count, float share) const;
 
-  /// Throws UsageError where no range is known.
+  /// Throws UsageError if the range is unknown.
   quantized::Levels levels(const Scheme& scheme) const;
 
   void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
@@ -57323,7 +57322,7 @@ class ActivationSite {
 // <chorus/quantization/activation_site_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-/// How the range of what goes into a layer, or out of it, is followed.
+/// How the range of a layer's input or output is updated.
 
 namespace chorus::nn::quantization {
 
@@ -57375,33 +57374,33 @@ CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) con
 
 namespace chorus::nn::quantization {
 
-/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
-/// operands of attention's first projections and products.
+/// The quantised parts of a layer: a weight, [out, ...]; a table, [entries, features], of which some rows are looked
+/// up; the operands of attention's first projections and products.
 enum class LayerKind { weighted, table, attention };
 
-/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
-/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
-/// it is that of the last layer whose result it takes.
+/// The ranges of one layer: its input if no other layer has rounded it; its output, after batch norm and ReLU; the sum
+/// of that and a residual (in a batch norm or with +); the concatenation with others; and its folded weights, by output
+/// channel. A table has weights only, attention the operands of its products. A sum's range belongs to the last layer
+/// whose result it adds.
 struct LayerRanges {
   LayerRanges(const std::string& layer, Index channels, LayerKind kind);
 
   /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
   void observe_weights(const float* weights, Index count, float share) const;
-  /// By output channel, or one for all. Throws UsageError where no range is known.
+  /// By output channel, or one for all. Throws UsageError if a range is unknown.
   std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
   void visit(Visitor& visitor);
 
   std::string name, weight_name, min_name, max_name;
   ActivationSite input, output, sum, concatenation;
-  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
+  std::vector<ActivationSite> attention;  ///< query, key, value and attention weights
   Buffer<float, 1, Cpu> weight_min, weight_max;
 
  private:
   LayerKind kind_;
 };
 
-/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+/// A layer's data in the model: its ranges, and the batch norm that is folded into it, if any.
 struct LayerPlace {
   const LayerRanges* ranges = nullptr;
   Module* norm = nullptr;
@@ -57415,7 +57414,7 @@ struct LayerPlace {
 // <chorus/quantization/layer_ranges_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-/// How the range of a layer's weights is followed, and where its numbers are kept.
+/// How the range of a layer's weights is updated, and where it is stored.
 
 namespace chorus::nn::quantization {
 
@@ -57483,22 +57482,22 @@ CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
 // <chorus/quantization/ops/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+/// Fake quantisation with straight-through gradients, and quantisation.
 
 namespace chorus {
 
-// What the tape, and who watches operations, remember of this one.
+// The record of this operation on the tape and for OperationWatch.
 namespace operations {
 struct FakeQuantize {
   static constexpr const char* name = "fake_quantize";
-  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  std::vector<quantized::Levels> levels;  ///< one, or one per entry of `axis`
   int axis = -1;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+/// A tensor's shape as [batch, channels, inner] around `axis`; -1: one channel.
 template <std::size_t Rank>
 kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
   kernels::ChannelShape out;
@@ -57509,7 +57508,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
   return out;
 }
 
-/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+/// Fake quantisation with levels for the whole tensor, or for each entry along `axis`. `what`: its name in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
                                          const std::string& what) {
@@ -57536,7 +57535,7 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
   }
 }
 
-/// Throws UsageError unless these are levels of at most 8 bits or 16.
+/// Throws UsageError for invalid levels; integers are within +-2^16.
 inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
                                         std::int64_t most) {
   constexpr std::int64_t limit = 1 << 16;
@@ -57604,17 +57603,17 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 
 }  // namespace detail
 
-/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
-/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
-/// zero point or integers make no sense, NonFiniteError for a NaN.
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
+/// zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
                                "fake_quantize");
 }
 
-/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
-/// are not as many.
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError if their
+/// number differs.
 template <Operand X>
 auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
@@ -57624,8 +57623,8 @@ auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
       x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
 }
 
-/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
-/// Q does not hold the integers.
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and if Q
+/// can't hold the integers.
 template <Scalar Q, int Rank>
 Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
                                          std::int64_t least, std::int64_t most) {
@@ -57663,8 +57662,8 @@ namespace chorus::nn::quantization {
 class Pass final : public Interceptor {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
-  /// those of an integer model.
+  /// `layers`: by address; a folded batch norm has its layer's entry. `evaluates`: rounded numbers are those of an
+  /// integer model.
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
@@ -57683,7 +57682,7 @@ class Pass final : public Interceptor {
   void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
   bool takes_attention_weights() const override { return attending_ != nullptr; }
   void attends_by(const Storage<Cpu>& weights) override;
-  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  /// Throws UsageError unless the folded norm's layer has just computed `x`.
   void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
   void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
     output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
@@ -57698,18 +57697,18 @@ class Pass final : public Interceptor {
   bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
   void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
 
-  /// What goes into a layer.
+  /// A layer's input, rounded.
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return rounded(x);
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = rounded(x);
-    values_.erase(key(storage));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // other users round it themselves
     inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
-  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  /// A layer's weight, folded if its batch norm is, and rounded. `any`: whether it is applied to any numbers here.
   template <int Rank>
   Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
     const auto& numbers = value_of(w);
@@ -57719,7 +57718,7 @@ class Pass final : public Interceptor {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// What goes into attention's projections: the same tensor into several is seen once.
+  /// The input of attention's projections: a tensor that several of them take is observed once.
   template <int Rank>
   Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -57727,7 +57726,7 @@ class Pass final : public Interceptor {
     const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
     return at_site(place.ranges->input, x, !is_new);
   }
-  /// x as integers stand for it that are those of a site.
+  /// x, rounded to the levels of a site.
   template <int Rank>
   Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
                                      bool observed = false) {
@@ -57737,7 +57736,7 @@ class Pass final : public Interceptor {
     values_.erase(key(storage));
     return out;
   }
-  /// x, rounded where it is a layer's result that is not yet.
+  /// x, rounded if it is a layer's result that is not rounded yet.
   template <int Rank>
   Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -57750,34 +57749,34 @@ class Pass final : public Interceptor {
                 {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
     return out;
   }
-  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
-  /// followed by a `relu` or not.
+  /// Records the output of a layer, or, if it is folded, of its batch norm; `product`: in integers, if known; `relu`: a
+  /// ReLU follows.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  /// In evaluation: the levels of the weights and of x, which has gone through `input`.
   std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
 
  private:
   static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
-  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  /// The site of the value in `storage`, which has these numbers, if it must be rounded.
   const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
-  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
-  /// where they stand in another order than those of `from`.
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be overwritten if an integer model's differ; empty if
+  /// their order differs from that of `from`.
   void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
-  /// In evaluation, of a value that was rounded: its levels.
+  /// In evaluation, for a rounded value: its levels.
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
 
   struct Value {
-    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    Storage<Cpu> storage;  // kept, so that its address is not reused in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;     // the batch norm that has to come next
-    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
-    std::size_t call = 0;               // that layer's place in the pass
+    const Module* awaits = nullptr;     // the batch norm that must come next
+    const LayerPlace* place = nullptr;  // of the layer that computed it, or its last part
+    std::size_t call = 0;               // that layer's number in the pass
     bool rounded = false, observed = false;
-    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // its integer form, if only a ReLU (`relu`) followed
     bool relu = false;
   };
-  /// What a layer has taken that is no layer's result, and rounded as that.
+  /// An input of a layer that is no layer's result, and was rounded by that layer.
   struct Input {
     Storage<Cpu> storage;
     Index count;
@@ -57800,10 +57799,10 @@ class Pass final : public Interceptor {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
-  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_map<const void*, Input> inputs_;  // by the address of their first number
   std::unordered_set<const ActivationSite*> taken_joints_;
   JointSite joint_;
-  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::vector<const void*> lent_;  // inputs that are values only during a joint
   std::size_t calls_ = 0;
   const LayerPlace* attending_ = nullptr;
   std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
@@ -57815,26 +57814,26 @@ class Pass final : public Interceptor {
 // <chorus/quantization/pass_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
-/// How a pass finds out where what a layer takes comes from.
+/// How a pass finds the origin of a layer's input.
 
 // <chorus/quantization/layer_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
-/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+/// The output of a layer with weights (Linear, convolutions) under fake quantisation.
 
 // <chorus/quantization/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+/// Folds batch norm into the preceding layer, as integer models do: rounds the weight after multiplication by
+/// fold_factor = gamma / sqrt(running_var + eps), and divides the layer's result by that factor, so that batch norm can
+/// normalise as usual (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
 
 namespace chorus::nn::quantization {
 
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+/// Whether batch norm multiplies a channel by 0.
 inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
 
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+/// By channel: its fold factor, and the factor's derivative by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
   std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
@@ -57844,16 +57843,16 @@ struct FoldFactors {
       const float var = running_var.data()[i];
       factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
       slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      // A channel that batch norm multiplies by 0 can't be divided by that factor, so it is not folded. The layer's
+      // result has no effect on later layers there, and gamma gets its gradient.
       nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
       if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
 
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
+/// By channel: the layer's bias after folding, as in integer models. Operands of `channels` numbers; null means 0,
+/// gamma 1.
 inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
                                         const float* running_mean, const float* running_var, float eps) {
   std::vector<float> out;
@@ -57867,7 +57866,7 @@ inline std::vector<float> folded_biases(Index channels, const float* bias, const
 
 namespace detail {
 
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets a gradient, too.
 template <int Rank>
 Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
                                          const FoldFactors& factors, int axis, bool divided) {
@@ -57918,12 +57917,12 @@ Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, co
 
 }  // namespace detail
 
-/// weight: [out, ...], times the fold factor of each output channel.
+/// weight: [out, ...], multiplied by the fold factor of each output channel.
 template <int Rank>
 auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(weight, gamma, factors, 0, false);
 }
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+/// y: [batch, out, ...], a folded layer's result, divided by the fold factors.
 template <int Rank>
 auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(y, gamma, factors, 1, true);
@@ -57934,18 +57933,18 @@ auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& 
 
 namespace chorus::nn::quantization {
 
-/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+/// A layer's function of x, a weight and a bias, which may be an empty Variable.
 template <int XRank, int WRank>
 using LayerFunction = std::function<Variable<float, XRank, Cpu>(
     const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
 
-/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+/// `product(x, w, no bias)` in integers, for evaluation; null if there is no integer form. x and w are on their levels.
 template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
                                                   const Variable<float, WRank, Cpu>& w,
                                                   const LayerFunction<XRank, WRank>& product) {
-  // Of these layers there are integer forms.
+  // Only these layers have integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
     const auto& weight = value_of(w);
@@ -57967,7 +57966,7 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
   }
 }
 
-/// What a layer makes of x by `f(x, weight, bias)`.
+/// A layer's output for x, computed with `f(x, weight, bias)`.
 template <int XRank, int WRank>
 Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
                                          const Variable<float, WRank, Cpu>& weight,
@@ -58013,7 +58012,7 @@ Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, co
 namespace chorus::nn::quantization {
 
 namespace detail {
-/// Calls `f(rank)` with one of these ranks, as a constant.
+/// Calls `f(rank)` with the one of these ranks that matches, as a constant.
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
@@ -58142,7 +58141,7 @@ CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu
 }
 
 CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
-  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  // The site is that of the last of these layers whose site is still unused in this pass.
   const Value* last = nullptr;
   bool is_free = false;
   for (const auto& x : operands) {
@@ -58218,7 +58217,7 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
   value.rounded = rounded || (exact && value.rounded);
   value.observed = value.observed || !exact;
   if (value.rounded || !exact) value.product = nullptr;
-  value.relu = true;  // no other function is exact, and takes what is not rounded
+  value.relu = true;  // no other function is exact and accepts unrounded numbers
   values_.insert_or_assign(key(result), value);
 }
 
@@ -58230,8 +58229,8 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
 
 namespace chorus::nn::quantization {
 
-/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
-/// and running statistics: those are folded.
+/// A layer with weights. If a batch norm with the same number of channels and running statistics is listed directly
+/// after it in the same module, that is folded into it.
 struct FoundLayer {
   std::string name, norm_name;
   Module* layer = nullptr;
@@ -58250,12 +58249,12 @@ bool is_one(const Module& module) {
 }
 }  // namespace detail
 
-/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
-/// UsageError for weights that are not float.
+/// All such layers, in the order in which they are listed; a layer listed twice at its first place. Throws UsageError
+/// for weights that are not float.
 inline std::vector<FoundLayer> find_layers(Module& model) {
   struct Find final : nn::detail::Walker {
     std::vector<FoundLayer> found;
-    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    const Module* before = nullptr;  // the layer entered last, and the module that lists it
     std::string listed_in;
 
     void enter(Module& module) override {
@@ -58308,7 +58307,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
   return std::move(find.found);
 }
 
-/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+/// The data of a model's layers, by address. A copy is empty, as its model's layers have other addresses.
 class Places {
  public:
   Places() = default;
@@ -58318,7 +58317,7 @@ class Places {
     return *this;
   }
 
-  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  /// `ranges`: in the order of find_layers.
   const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
     if (!layers_.empty() || ranges.empty()) return layers_;
     const auto found = find_layers(model);
@@ -58341,7 +58340,7 @@ namespace chorus::nn {
 
 namespace quantization {
 
-/// How a model computes: the three switches of QuantizationAware.
+/// The three switches of QuantizationAware.
 struct Phases {
   bool observe = true, fake_quantize = true, norms_frozen = false;
   friend bool operator==(const Phases&, const Phases&) = default;
@@ -58352,12 +58351,12 @@ inline void append(std::string& out, const Phases& phases) {
              text(phases.norms_frozen), ")");
 }
 
-/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+/// A model's phases as a buffer, so that they are saved with it, and the program's changes since the last pass.
 class KeptPhases {
  public:
   KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
 
-  /// From now on `member` of Phases is `on`.
+  /// Sets `member` of Phases to `on`.
   void set(bool Phases::*member, bool on) {
     if (!called_) now_ = kept();
     called_ = true;
@@ -58365,8 +58364,8 @@ class KeptPhases {
     keep(now_);
   }
   Phases get() const { return called_ ? now_ : kept(); }
-  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
-  /// ways: they would wait for each other, or drift apart.
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, if their phases differ: they
+  /// would deadlock or diverge.
   Phases begin_pass() {
     const Phases own = get();
     if (const auto group = batch_group()) {
@@ -58401,7 +58400,7 @@ class KeptPhases {
   }
 
   Buffer<std::int64_t, 1, Cpu> buffer_;
-  Phases now_;  // as the program has called
+  Phases now_;  // with the program's changes
   bool called_ = false;
 };
 
@@ -58419,27 +58418,27 @@ class Ranges : public Module {
 
 }  // namespace quantization
 
-/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
-/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+/// `Model`, computed with the rounding of integers, so that training adapts to it: a model type like any other, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, with any training loop.
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
-/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
-///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
-///   float: recurrent layers, transposed convolutions.
-/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
-///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
-///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
-/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
-///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
-/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
-///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+/// - Each layer with weights (Linear, Conv1d to Conv3d) rounds its weight and takes rounded inputs. Its result is
+///   rounded where such a layer or a pooling uses it, after a ReLU that follows, and at the end of the model. Other
+///   values (the model's input, results of other functions) are rounded by the layer that takes them. Recurrent layers
+///   and transposed convolutions stay float.
+/// - `a + b` and `concat` round layers' results; the sum has a range of its own, named after the last layer in it:
+///   `quantization.conv2.sum`. This requires one operand that is a layer's result; the other has its shape or was taken
+///   by a layer before. Other sums stay float. Dropout rounds its input and keeps the levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds the operands of its first projection and of both
+///   products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm that CHORUS_MODULE (or a Sequential) lists directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded after multiplication by gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
-/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
-///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
-///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
-/// last integer. Throws NonFiniteError for NaNs.
+/// - Ranges are the global batch's, independent of the number of devices, and observed in training only. Each takes a
+///   collective of 16 bytes; one of 48 bytes per pass compares the ranks' phases. Ranges are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by name, with `io::load(net.module(), path,
+///   {.strict = false})`.
+/// Evaluation changes nothing and needs ranges. Its rounded values are those of `quantized(model, x)`, to the last
+/// integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -58448,7 +58447,7 @@ class QuantizationAware : public Module {
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
-  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_))
@@ -58457,7 +58456,7 @@ class QuantizationAware : public Module {
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }
 
-  /// What `Model::forward` takes and gives.
+  /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
@@ -58479,11 +58478,11 @@ class QuantizationAware : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  /// Whether passes in training move the ranges of activations and weights. All ranks call this and the next two alike.
   void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
-  /// Whether numbers are rounded; without, the model is the float one.
+  /// Whether numbers are rounded; if not, the model is the float one.
   void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
-  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  /// From now on folded batch norms use their running statistics in training, too, and don't update them.
   void freeze_norms(bool frozen = true) {
     quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
     if (frozen) return;
@@ -58492,9 +58491,9 @@ class QuantizationAware : public Module {
   }
   quantization::Phases phases() const { return quantization_.phases.get(); }
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
-  /// What is known of each layer, in the order in which they are listed.
+  /// The ranges of each layer, in the order in which they are listed.
   const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
   const quantization::Scheme& scheme() const { return scheme_; }
 
@@ -58519,7 +58518,7 @@ class QuantizationAware : public Module {
   }
 
   quantization::Scheme scheme_;
-  mutable Model model_;  // a visit hands out its layers
+  mutable Model model_;  // a visit gives out its layers
   mutable quantization::Ranges quantization_;
   mutable quantization::Places places_;
 };
@@ -60954,56 +60953,55 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 // <chorus/same_bits/data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
-/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+/// DataParallel with canonical shares: each device takes whole shares; there are at least as many shares as devices.
 
 // <chorus/same_bits/checked_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
-/// How many canonical shares a policy may have.
+/// Checks the number of canonical shares.
 
 // <chorus/same_bits/share_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+/// Canonical shares: a batch is cut into the same shares on any number of devices, and their results are added up in
+/// one fixed binary tree. Rounding then does not depend on the assignment of shares to devices.
 
 namespace chorus::same_bits {
 
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+/// Neighbouring shares [begin, end): those of a device, or those in a sum.
 struct ShareRange {
   std::size_t begin = 0, end = 0;
 
   std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
+  /// Whether this range and `next` are the two halves of a node of the tree.
   bool joins(const ShareRange& next) const;
   friend bool operator==(const ShareRange&, const ShareRange&) = default;
 };
 
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+/// The whole shares of device `i` of `devices`, which are at most as many, in the order of devices.
 constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
   const auto all = static_cast<std::int64_t>(shares);
   return {static_cast<std::size_t>(share_begin(all, devices, i)),
           static_cast<std::size_t>(share_begin(all, devices, i + 1))};
 }
 
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
+/// Builds the tree from left to right: two neighbours are added as soon as they are the halves of a node, as a binary
+/// counter carries. Left halves are powers of two: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). A device's own run of shares
+/// then leaves at most 2 log2 of their number as sums.
 class ShareTree {
  public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  /// Adds the next shares. Calls `add(depth)` whenever the last two sums become one; `depth` sums are left then.
   template <class Add>
   void push(ShareRange shares, const Add& add) {
     sums_.push_back(shares);
     while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
   }
-  /// All shares have come: one sum is left.
+  /// All shares have been added: one sum is left.
   template <class Add>
   void finish(const Add& add) {
     while (sums_.size() > 1) add_last(add);
   }
-  /// What has been added up so far, from left to right.
+  /// The sums so far, from left to right.
   const std::vector<ShareRange>& sums() const { return sums_; }
 
  private:
@@ -61018,20 +61016,20 @@ class ShareTree {
   std::vector<ShareRange> sums_;
 };
 
-/// The sums that are left of a run of so many shares; one where it has all of them.
+/// The sums that a run leaves, out of `shares`; one if it has all of them.
 std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
 
-/// Values of shares, or of sums of them, added up in the order of the tree.
+/// Adds up values of shares, or of sums of them, in the order of the tree.
 template <class Value>
 class TreeSum {
  public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  /// Adds the value of these shares. `add(left, right)` adds `right` to `left`.
   template <class Add>
   void push(ShareRange shares, Value value, const Add& add) {
     values_.push_back(std::move(value));
     tree_.push(shares, last_two(add));
   }
-  /// The sum, when all have come; null of none.
+  /// The sum of all; null if there are none.
   template <class Add>
   const Value* finish(const Add& add) {
     tree_.finish(last_two(add));
@@ -61051,7 +61049,7 @@ class TreeSum {
   std::vector<Value> values_;
 };
 
-/// Numbers of all shares as one; 0 of none.
+/// The sum of all shares' numbers; 0 if there are none.
 double add_shares(std::span<const double> of_share);
 
 }  // namespace chorus::same_bits
@@ -61092,8 +61090,8 @@ CHORUS_INLINE double add_shares(std::span<const double> of_share) {
 
 namespace chorus::same_bits {
 
-/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
-/// don't lie along the first axis.
+/// Returns `shares`. Throws UsageError for an invalid number, for more devices than shares, and if samples are not
+/// along the first axis.
 [[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
@@ -61110,7 +61108,7 @@ namespace chorus::same_bits {
 // <chorus/same_bits/device_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
-/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+/// Canonical shares on several devices: their assignment, and step 5, reduce, in the order of the tree.
 
 // <chorus/same_bits/batch_cut.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
@@ -61119,10 +61117,10 @@ namespace chorus::same_bits {
 
 namespace chorus::same_bits {
 
-/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+/// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
 class BatchCut : public BatchParts {
  public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  /// This process has the shares `run` of `shares`, with `samples` samples in total.
   BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
 
   std::size_t shares() const { return shares_; }
@@ -61143,7 +61141,7 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// Where backward passes through such a policy.
+/// The node of backward through such a policy.
 class SharesNode final : public dp::BackwardNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
@@ -61153,15 +61151,15 @@ class SharesNode final : public dp::BackwardNode {
   const std::shared_ptr<const BatchCut> cut;
 };
 
-/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+/// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
+/// is recorded. Throws UsageError if it depends on batches that are cut in different ways.
 [[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
 
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
+/// `nodes`: of a backward run. Throws UsageError if a gradient of a net's output, of samples in shares, comes from
+/// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one lives, losses look for cuts.
+/// While one exists, losses look for cuts.
 class CutsBatches {
  public:
   CutsBatches() {
@@ -61181,7 +61179,7 @@ class CutsBatches {
 // <chorus/same_bits/batch_cut_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
-/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+/// How a batch's cut is found, which gradients may reach a net, and how the shares of all processes are added up.
 
 namespace chorus::same_bits {
 
@@ -61217,7 +61215,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
                       " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  detail::FoundNodes beside;  // what others than means go back into
+  detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
@@ -61228,7 +61226,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
-  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  std::vector<double> numbers(3 * shares_);  // for all shares: sums, divisors, numbers of samples
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::size_t share = run_.begin + i;
     numbers[share] = sums[i];
@@ -61258,17 +61256,17 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
 // <chorus/same_bits/device_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+/// One device's canonical shares: its copy of the model computes them one after the other, forward and backward.
 
 // <chorus/same_bits/gradient_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// Adds up the gradients of a device's canonical shares in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
 namespace chorus::same_bits {
 
-/// `to` grows by `from`, both on one device.
+/// Adds `from` to `to`, both on one device.
 template <Device D>
 void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
   ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
@@ -61287,21 +61285,21 @@ class GradientCopy {
   std::vector<Storage<D>> groups_;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
+/// The tree of one device. The shares' gradients of a parameter arrive in order; each is added as soon as it is
+/// complete, while it is in the caches. In the end the last sum is in the parameters' own gradients; earlier sums, if
+/// the run leaves more than one, are in copies. There are at most log2(shares) + 1 copies, and none for a device with
+/// one share.
 template <Device D>
 class GradientTree {
  public:
   explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  /// A backward pass over these shares, out of `shares`, begins. There are no gradients.
   void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  /// The gradient of entry `i` from the run's share number `share` is complete, and is at `gradient`: the parameter's
+  /// own place, or another. Throws UsageError if it has arrived before.
   void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  /// The share has ended. Calls `late(i)` for parameters without a gradient in the last share that had one in others.
   template <class Late>
   void end_share(std::size_t share, const Late& late) {
     for (std::size_t i = 0; i < taken_.size(); ++i)
@@ -61312,9 +61310,9 @@ class GradientTree {
 
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
+  /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
+  /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
  private:
@@ -61323,8 +61321,8 @@ class GradientTree {
     std::vector<char> has;  // by entry
   };
 
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
+  /// The operations for a share's gradient: how many earlier sums are added, how many remain below, and whether the run
+  /// ends.
   struct Step {
     std::size_t carries, depth;
     bool last;
@@ -61332,20 +61330,20 @@ class GradientTree {
 
   void begin_anew();
   std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  // Adds the gradient of entry `i` to earlier sums and stores it in its sum.
   void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  // A share has no gradient of entry `i`: it counts as 0 if other shares in its sum have one.
   bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
+  // Completes the sums before the last one: 0 if they have no gradient.
   void fill_sums(std::size_t i, std::size_t depth);
 
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
   std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
+  ShareTree tree_;           // at the end of the run
   std::vector<Step> steps_;  // by share of the run
   std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  std::vector<std::size_t> taken_;  // by entry: the number of shares taken
 };
 
 }  // namespace chorus::same_bits
@@ -61487,22 +61485,22 @@ void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
 // <chorus/same_bits/share_buffers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+/// A model's buffers, such as running statistics, if one copy of the model computes several canonical shares.
 
 namespace chorus::same_bits {
 
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
+/// Every share begins with the buffers as they were before the pass, and keeps its own writes while other shares run.
+/// The first share's writes remain: the same as with one device per share.
 template <Device D>
 class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
+  /// That share begins, after the earlier ones, or continues.
   void enter(std::size_t share);
-  /// It has ended, or others go on.
+  /// The share has ended, or others continue.
   void leave(std::size_t share);
   void end_pass();
 
@@ -61510,11 +61508,11 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
+    std::size_t begun = 0;  // number of shares that have begun
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  // Code that records writes is notified: values saved by a graph are out of date.
   void copy_in(std::size_t i, const Storage<D>& from);
 
   const std::vector<nn::NamedBuffer<D>>& buffers_;
@@ -61527,7 +61525,7 @@ class ShareBuffers {
 // <chorus/same_bits/share_buffers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
+/// How shares' buffers are kept apart and merged.
 
 namespace chorus::same_bits {
 
@@ -61586,11 +61584,11 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
 // <chorus/same_bits/share_scope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
+/// The random numbers and batch group that a model uses for one canonical share.
 
 namespace chorus::same_bits {
 
-/// Refuses layers that look at the batch of all devices.
+/// Refuses layers that need the batch of all devices.
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
@@ -61602,10 +61600,10 @@ class NoBatchGroup final : public BatchGroup {
 };
 
 /// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
+/// and means are the share's.
 class ShareScope {
  public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),
@@ -61626,31 +61624,31 @@ class ShareScope {
 // <chorus/same_bits/side_by_side.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+/// Canonical shares for layers that need the whole batch, such as SyncBatchNorm.
 
 // <chorus/same_bits/share_turns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+/// Runs a device's canonical shares through the model side by side: for layers that need the whole batch.
 
 namespace chorus::same_bits {
 
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+/// Each share has a thread, and only one runs at a time: a share runs until it ends or waits for the others in `meet`;
+/// then the next one runs. The first is the calling thread. So shares reach any point of the program in order.
 class ShareTurns {
  public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  /// A share's task; `enter` and `leave` are called around each of its turns.
   struct Work {
     std::function<void(std::size_t)> task, enter, leave;
   };
 
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
-  /// Throws what a task has thrown, of several the one because of which others have.
+  /// Rethrows a task's exception; of several, the one that caused the others.
   void run(std::size_t shares, Work work);
 
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
+  /// In share `i`'s task: waits until all shares have arrived; then `complete()` is called in the first one's thread.
+  /// Throws UsageError if a share ends without arriving.
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
@@ -61671,7 +61669,7 @@ class ShareTurns {
 
  private:
   void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
+  // Only the share whose turn it is writes members.
   void await_turn(std::size_t i);
   void leave(std::size_t i);
   void pass_on(std::size_t i);
@@ -61684,7 +61682,7 @@ class ShareTurns {
   std::vector<char> ended_;
   std::size_t arrived_ = 0, round_ = 0;
   std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+  std::unique_ptr<detail::ThreadTeam> team_;  // the kernels' threads, saved between turns
 };
 
 }  // namespace chorus::same_bits
@@ -61693,7 +61691,7 @@ class ShareTurns {
 // <chorus/same_bits/share_turns_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
-/// How shares that go side by side take turns.
+/// How shares side by side take turns.
 
 namespace chorus::same_bits {
 
@@ -61755,28 +61753,28 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
 
 namespace chorus::same_bits {
 
-/// Whether a layer of the model looks at the whole batch.
+/// Whether a layer of the model needs the whole batch.
 [[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
 
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+/// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
 template <Device D>
 class SideBySide {
  public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  /// For `run`, out of `shares` shares. References must outlive this.
   SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
   /// Nodes of the tape may outlive it.
   ~SideBySide();
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
+  /// Runs `task(i)` for the first `count` shares of the run. `used`: how many have samples. `devices`: the group of all
+  /// devices that share the batch, null for a single one.
   void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
            const std::function<void(std::size_t)>& task);
   std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
 
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, and drops the gradient afterwards.
   template <class F>
   void with_gradient(Node& leaf, const F& f) const {
     const auto found = number_of_.find(&leaf);
@@ -61798,7 +61796,7 @@ class SideBySide {
 
   void stand_in(std::span<const Ref<Node>> leaves);
   void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  // Adds up each value over all shares in the order of the tree; shares without samples give 0.
   void add_up();
 
   ShareBuffers<D>& buffers_;
@@ -61810,7 +61808,7 @@ class SideBySide {
   std::vector<std::vector<double>> values_;  // by share of the run
   std::vector<double> total_;
   std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
+  std::vector<Node*> nodes_;                    // of the parameters
   std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
   std::unordered_map<const Node*, std::size_t> number_of_;
   std::vector<std::shared_ptr<Group>> groups_;
@@ -61925,7 +61923,7 @@ namespace chorus::same_bits {
 template <Device D>
 class DeviceShares {
  public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  /// `run`: the device's, out of `shares` shares. References must outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
@@ -61933,11 +61931,11 @@ class DeviceShares {
   }
 
   const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
+  /// The sums of gradients of the last backward pass.
   const GradientTree<D>& tree() const { return tree_; }
 
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
+  /// `task(i)` computes the device's i-th share; its shares are `count` parts of `split` from `first` on. Returns
+  /// whether random numbers were drawn.
   template <class Task>
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
@@ -61954,8 +61952,8 @@ class DeviceShares {
     return drew;
   }
 
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  /// Backward from the shares' outputs; the first `used` of all shares have samples. There are no gradients before.
+  /// `devices`: their BatchGroup, null for a single one. Calls `complete(leaf)` when a parameter's sums are complete.
   template <class Complete>
   void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
                 std::shared_ptr<BatchGroup> devices, const Complete& complete) {
@@ -61970,7 +61968,7 @@ class DeviceShares {
   }
 
  private:
-  /// Of the share number `i`.
+  /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
     Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
@@ -61980,7 +61978,7 @@ class DeviceShares {
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
         take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
-    // The gradient of the parameter whose leaf that is.
+    // Takes the gradient of the parameter with that leaf.
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
@@ -61991,7 +61989,7 @@ class DeviceShares {
     const Complete& complete;
   };
 
-  // `with_samples`: so many of the shares have any.
+  // `with_samples`: the number of shares that have samples.
   template <class Task>
   void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
                const Task& task) {
@@ -62009,7 +62007,7 @@ class DeviceShares {
   ShareRange run_;
   ShareBuffers<D> buffers_;
   GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+  std::optional<SideBySide<D>> side_by_side_;  // if a layer needs the whole batch
 };
 
 }  // namespace chorus::same_bits
@@ -62018,16 +62016,16 @@ class DeviceShares {
 // <chorus/same_bits/earlier_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
-/// Gradients that were there before a backward pass over canonical shares.
+/// Gradients that existed before a backward pass over canonical shares.
 
 namespace chorus::same_bits {
 
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+/// Gradients of earlier passes, and of loss terms without samples, such as a weight penalty: equal on all processes,
+/// and part of no share. They are put aside, and added once to the sum over all shares.
 template <Device D>
 class EarlierGradients {
  public:
-  /// No gradient is there any more.
+  /// Puts all gradients aside: none is left.
   void take(const nn::FlatParameters<D>& flat);
   void give_back();
 
@@ -62045,7 +62043,7 @@ class EarlierGradients {
 // <chorus/same_bits/earlier_gradients_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
-/// How gradients of earlier passes are laid aside, and added again.
+/// How gradients of earlier passes are put aside and added again.
 
 namespace chorus::same_bits {
 
@@ -62084,7 +62082,7 @@ void EarlierGradients<D>::give_back() {
 
 namespace chorus::same_bits {
 
-/// Of DataParallel's devices.
+/// For DataParallel's devices.
 template <class Model>
 class DeviceSums {
  public:
@@ -62101,7 +62099,7 @@ class DeviceSums {
   std::size_t shares() const { return shares_; }
   /// By device.
   const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
+  /// The shares of each device, out of the first `used`, for devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
     for (const auto& device : devices_)
@@ -62109,17 +62107,17 @@ class DeviceSums {
     return runs;
   }
 
-  /// For the outputs of such a pass.
+  /// The cut for the outputs of such a pass.
   std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
     return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
   }
 
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  /// From each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
   void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
     earlier_.take(replicas_.parameters(0));
     const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
+    // The task owns its data, because a device may end late.
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
       devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
                            [](Node&) {});
@@ -62130,10 +62128,10 @@ class DeviceSums {
 
  private:
   struct Sum {
-    std::size_t device, number;  // of the device's sums
+    std::size_t device, number;  // index among the device's sums
   };
 
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  // Adds the sums of all devices into the first device's gradients: each right sum is added to its left neighbour.
   void reduce(std::size_t used) {
     const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
       return replicas_.parameters(i).entries()[p].parameter();
@@ -62144,7 +62142,7 @@ class DeviceSums {
         [&](std::size_t p) {
           bool any = false;
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+          for (std::size_t i = 0; any && i < used; ++i)  // a missing gradient is zero
             if (!parameter(i, p).grad_arrived())
               zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);
@@ -62190,14 +62188,14 @@ class DeviceSums {
 
 namespace chorus {
 
-/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
-/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
-/// takes this type, on any number of devices up to that of the shares:
+/// A model whose batches are cut into `Shares` canonical shares, whatever the number of devices. Shares are computed
+/// one after the other and added up in one fixed tree. A run then ends with the same bits under every policy that takes
+/// this type, on any number of devices up to the number of shares:
 ///
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
-/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+/// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
@@ -62205,12 +62203,12 @@ class SameBits : public nn::Module {
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// A model becomes one of so many shares by itself.
+  /// Converts a model implicitly to one with that many shares.
   SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
-  /// The policy throws UsageError for a number that it can't have.
+  /// The policy throws UsageError for an invalid number.
   SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
   int shares() const { return shares_; }
 
@@ -62240,11 +62238,11 @@ SameBits(Model, int) -> SameBits<Model, 0>;
 // <chorus/same_bits/share_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+/// Combines losses that a model returned, one for each canonical share, to the whole batch's.
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times one.
+/// Whether each share's loss is a sum, or a number times a sum.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
@@ -62262,8 +62260,8 @@ inline bool are_sums(Node& losses) {
   return true;
 }
 
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
+/// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
+/// Throws UsageError if it doesn't, and for sums of means over different numbers.
 template <Real T, Device D>
 std::vector<double> mean_over_of_shares(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
@@ -62297,13 +62295,13 @@ std::vector<double> mean_over_of_shares(Node& losses) {
   return out;
 }
 
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+/// The mean over the whole batch, on all processes, from `losses`, [shares of this process].
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
   const auto values = losses.value().to_vector();
   const bool sums_only = are_sums(*losses.node());
   const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  std::vector<double> sums, overs;  // shares without samples come last and are left out
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
@@ -62337,7 +62335,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   template <class Other>
   using rebind = DataParallel<SameBits<Other, Shares>>;
 
-  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  /// See DataParallel. Throws UsageError for an invalid number of shares.
   DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model.model()), std::move(options), seed),
         sums_(this->model_, this->replicas_,
@@ -62350,7 +62348,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   }
 
   int canonical_shares() const { return static_cast<int>(sums_.shares()); }
-  /// See DataParallel; of losses that the model returns, one a share.
+  /// See DataParallel; for losses that the model returns, one per share.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     this->scalars_.check_count(losses.numel());
@@ -62358,7 +62356,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
   }
 
-  /// The five steps of DataParallel, of several shares a device.
+  /// The five steps of DataParallel, with several shares per device.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
@@ -62373,7 +62371,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
-    // A task owns what it works with, for a device may come back late.
+    // A task owns its data, because a device may end late.
     this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
@@ -62414,28 +62412,28 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
 // <chorus/same_bits/distributed_data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
-/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
-/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+/// DistributedDataParallel with canonical shares: gradients are sent as sums of shares, with an all-gather, and
+/// `no_sync` saves no messages. Each bucket is sent as soon as a rank's last share has its gradients.
 
 // <chorus/same_bits/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
-/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
-/// the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
+/// and the sums of all runs are added up in the order of the tree.
 
 // <chorus/same_bits/bucket_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
-/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+/// Adds up the ranks' sums of shares of a bucket in the order of the tree.
 
 // <chorus/same_bits/sums_of_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
+/// Adds up the canonical shares' sums of several ranks in the order of the tree.
 
 namespace chorus::same_bits {
 
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+/// By rank: its sums of a batch of that many samples; none if its shares have no samples.
 inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
   const std::size_t used = std::min(shares, batch);
   std::vector<std::vector<ShareRange>> sums;
@@ -62446,8 +62444,8 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
   return sums;
 }
 
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
+/// Adds up the ranks' sums in place, with the result in `total`. `numbers(rank, k)`: the address of a rank's k-th sum;
+/// called from left to right.
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {
@@ -62464,13 +62462,13 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
+/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
+/// tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares` in all; `tree` of this rank's run.
+  /// `shares`: their total number; `tree`: of this rank's run.
   BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
@@ -62479,7 +62477,7 @@ class BucketSums final : public ddp::BucketSums {
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Which sums each rank has of this batch.
+  // Determines which sums of this batch each rank has.
   void share_out();
 
   struct Gathered {
@@ -62488,8 +62486,8 @@ class BucketSums final : public ddp::BucketSums {
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<std::vector<ShareRange>> sums_;  // by rank
+  std::size_t most_ = 1;                       // the maximum number of sums of a rank
   std::vector<Gathered> gathered_;             // by bucket
 };
 
@@ -62499,7 +62497,7 @@ class BucketSums final : public ddp::BucketSums {
 // <chorus/same_bits/bucket_sums_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
-/// How the sums of ranks are added up in the order of the tree.
+/// How the ranks' sums are added up in the order of the tree.
 
 namespace chorus::same_bits {
 
@@ -62519,7 +62517,7 @@ void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
     auto* const to = static_cast<std::byte*>(own.data());
     for (std::size_t k = 0; k < tree_.sums().size(); ++k)
       copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
+    if (tree_.sums().size() < most_)  // sent but not read
       zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
     mine = to;
   }
@@ -62564,17 +62562,16 @@ void BucketSums<D, Communicator>::share_out() {
 // <chorus/same_bits/model_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
-/// A model that computes its batch one canonical share after the other, forward and backward.
+/// A model that computes its batch share by share, forward and backward.
 
 // <chorus/same_bits/join_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
-/// What a model has returned for each canonical share as what it returns for one batch.
+/// Joins a model's outputs for each canonical share to the output for one batch.
 
 namespace chorus::same_bits {
 
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Other values must be equal for all shares.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
   JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
@@ -62627,15 +62624,15 @@ class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// What a policy of several processes adds.
+  /// The functions of a policy of several processes.
   struct Processes {
-    /// Sums over all of them.
+    /// Sums over all processes.
     std::function<void(std::span<double>)> sum;
     /// The whole batch's number of samples, in backward.
     std::function<Index()> batch;
   };
 
-  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
       : model_(model),
@@ -62652,15 +62649,15 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares() const { return shares_; }
   /// The sums of this process's gradients.
   const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  /// `arrived(leaf)` is called in the last share's backward pass when a parameter's sums are complete, `ended()` when
+  /// all are. Processes add up their sums there, before the parameters' hooks run.
   void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
   void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  /// The model's output for this process's samples. `random`: of the first of them.
+  /// Returns the model's output for this process's samples. `random`: from its first sample on.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    // Shares without samples come last; for an empty batch one share is computed, to get the output's shape.
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
@@ -62679,7 +62676,7 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// Of one pass.
+  /// The cut of one pass.
   class Cut final : public BatchCut {
    public:
     Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
@@ -62689,10 +62686,10 @@ class ModelShares final : private dp::BackwardRunner {
     }
 
    private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
   };
 
-  // What has no samples is the same for all processes, and no one of them has its gradient.
+  // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
@@ -62727,14 +62724,14 @@ class ModelShares final : private dp::BackwardRunner {
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
   dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  std::shared_ptr<BatchGroup> group_;  // the group of processes that layers see
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
-/// all samples at once. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)` in shares. Without recording, a model that returns scalars computes all samples at once.
+/// Throws UsageError for inputs that can't be cut.
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
@@ -62763,7 +62760,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   static constexpr bool adds_up_in_pass = true;
 
   int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
-  /// Of whole shares.
+  /// A sampler of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
     auto choices = this->sampler_options(options);
@@ -62792,7 +62789,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs, in shares.
+  /// Returns the model's output for the inputs, computed in shares.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
@@ -62800,7 +62797,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
-  // The parameters' own hooks come later, with the gradient of the whole batch.
+  // The parameters' own hooks run later, with the gradient of the whole batch.
   void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
     for (const auto& entry : this->flat_.entries())
@@ -62809,7 +62806,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
   void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
-  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
     check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
@@ -62823,7 +62820,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
     return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
   }
-  /// A worker sends its sums to the server, which adds up all ranks'.
+  /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
     const auto& tree = canonical_.tree();
     const D device = this->model_device();
@@ -62874,11 +62871,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 // <chorus/same_bits/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
-/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+/// SingleDevice with canonical shares: the other policies must give the same bits.
 
 namespace chorus {
 
-/// All shares of each batch, one after the other.
+/// Computes all shares of each batch, one after the other.
 template <class Model, int Shares>
 class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
  public:
