@@ -6,12 +6,12 @@
 // <chorus/all.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_ALL_HPP
 #define CHORUS_SINGLE_CHORUS_ALL_HPP
-/// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
-/// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
-/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// <chorus/chorus.hpp> and all headers that need no other library: other policies, communication hooks, sharded and
+/// fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers, gradients of
+/// gradients, quantisation, traces, simulation. Engines of other libraries are separate: <chorus/comm/mpi.hpp>,
+/// <chorus/comm/gloo.hpp>.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 
 // <chorus/autograd/anomaly.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
@@ -677,17 +677,17 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
-/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
-/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
-/// `connect`, or to a communicator's constructor:
+/// Ranks with the same `color` form a group, ordered by `key`, and for equal keys by rank (MPI_Comm_split, PyTorch's
+/// new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the result of an earlier `split`.
+/// The result is this rank's World in its group. All ranks of the group pass it to `connect`, or to a communicator's
+/// constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
-/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
-/// place to meet.
+/// Groups and parent work concurrently, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group can't
+/// open a port.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -696,7 +696,7 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and the meeting place of a group.
+/// How ranks find the others of their color, and the address of a group.
 
 namespace chorus::comm {
 
@@ -708,7 +708,7 @@ struct SplitEntry {
   std::uint64_t machine;
 };
 
-/// The place where the first rank of a group listens, or the reason why it doesn't.
+/// The address at which the first rank of a group listens, or the reason why it can't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -769,7 +769,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
-/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+/// `Store`: keys and values that the ranks of a job share, with the names and semantics of PyTorch's TCPStore.
 
 namespace chorus::comm {
 
@@ -784,12 +784,11 @@ class StoreLink;
 
 /// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
-/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
-/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
-/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
-/// gone, or that had no room in time.
+/// Rank 0 holds the data in memory. A rank that uses the store after rank 0 has ended gets a CommError, so end with a
+/// barrier. Keys have 1 to 8192 bytes, values up to 8 MiB of any content; a call has up to 64 MiB and 262144 keys and
+/// values; a store up to 131072 keys and 1 GiB. All calls in transit take at most 256 MiB of rank 0's memory: a large
+/// one waits for room. Each call throws UsageError if it exceeds these limits, TimeoutError for keys that are not set
+/// in time or a server that does not answer, and CommError for a server that is gone or had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
@@ -798,9 +797,8 @@ class Store {
   /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
-  /// 0 cannot listen there.
+  /// The store of a group of ranks; a collective. Rank 0 holds it, at a free port of world.master_addr, under the job's
+  /// token; a group of one needs no socket. Throws CommError, on every rank, if rank 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
   /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
@@ -808,28 +806,28 @@ class Store {
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
+  /// Adds to the key's integer, 0 if the key is missing, and returns the sum; `get` returns it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
-  /// value after that; `expected` if the key is still missing.
+  /// Sets the key to `desired` if its value is `expected`, or if it is missing and `expected` is empty. Returns the
+  /// value afterwards; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it existed.
+  /// Returns whether the key existed.
   bool delete_key(std::string_view key);
-  /// Whether all exist now.
+  /// Whether all these keys exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Waits for all.
+  /// Waits for all these keys.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// The number of keys in the whole store, also of other prefixes.
+  /// The number of keys in the whole store, including those with other prefixes.
   std::int64_t num_keys();
-  /// Appends it to the value of the key; a missing key counts as empty.
+  /// Appends to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and reads them at one moment.
+  /// Waits for all these keys, and reads their values atomically.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
-  /// Sets them at one moment.
+  /// Sets all these keys atomically.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// The time limit of a call: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. For this copy only.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
@@ -853,12 +851,12 @@ class Store {
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
-/// How `Store` asks its server.
+/// How `Store` calls its server.
 
 // <chorus/comm/store/store_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
-/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+/// `StoreServer`: holds the keys and values of a store and answers its users.
 
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
@@ -872,7 +870,7 @@ class Store {
 ///
 /// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
 /// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
-/// and after it each text as its length (32 bits) and its bytes.
+/// then each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -880,7 +878,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; refuses strangers without a token
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -893,7 +891,7 @@ struct StoreWelcome {
 };
 static_assert(is_message<StoreWelcome, 48>);
 
-/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+/// Limits of a key, a value, a message, and a whole store, checked before anything is stored.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
                              most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
                              most_message_texts = 2 * most_store_keys;
@@ -931,7 +929,7 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// A request: keys, values, and a number to add or the milliseconds of a wait. Or a reply: values, a number, or an
 /// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
@@ -954,7 +952,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False if the connection ends or the deadline comes first. Large texts are not copied.
+/// Returns false if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -978,7 +976,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing if it is garbled.
+/// The texts in a message's body; nothing if it is malformed.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -996,15 +994,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory of a message on its way in: its bytes, and the texts that are made of them.
+/// The memory of a message while it arrives: its bytes and the texts made from them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And its memory then.
+/// The memory of a message after it has arrived.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
-/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are malformed, or
+/// `admit(bytes)` finds no room. Memory is allocated as bytes arrive, not by the announced size.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -1036,8 +1034,8 @@ class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
-  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
+  /// The memory of one user's messages in transit. All users together have most_room, except for small messages, which
+  /// don't wait for large ones: with the maximum number of users these take 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -1045,15 +1043,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
-    /// user is `gone`.
+    /// Waits until there is room for a message of that size. Returns false if the deadline or `close` comes first, or
+    /// if the user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Returns the room beyond that.
+    /// Returns the room beyond `bytes`.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -1076,8 +1074,8 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
-  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// Executes one request. `get` and `wait` return when all their keys exist, when the request's time is over, after
+  /// `close`, or when the user is `gone`, which is checked periodically. A large reply takes its `room`; throws
   /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
@@ -1125,9 +1123,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
+        // As in TCPStore: a missing key is set if `expected` is empty; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // other than expected
+        const auto other = [&]() -> const std::string* {  // a value that differs from the expected one
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -1200,7 +1198,7 @@ class StoreTable {
     return bytes;
   }
 
-  /// Whether these are the keys and values of such a request, and none of them is too long.
+  /// Throws unless these are the keys and values of such a request, and none is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
     const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
@@ -1237,9 +1235,9 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, each followed by its value: all of them or, with an error, none.
+  /// Stores keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; for a repeated key the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {
@@ -1285,13 +1283,13 @@ class StoreTable {
 namespace chorus::comm {
 
 /// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
-/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
+/// many as a job has. A visitor that does not prove that it knows the token is refused.
 class StoreServer {
  public:
-  /// For users in this process alone: no socket.
+  /// For users in this process only: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
-  /// short, and if there is none although `listener` is not on loopback.
+  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -1317,7 +1315,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Waits until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, for at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -1343,14 +1341,14 @@ class StoreServer {
         auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
         if (accepted.socket) admit(std::move(accepted));
       } catch (const std::exception&) {
-        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+        // Without memory or a thread for it, a visitor loses its connection; a later one may be served.
       }
     }
   }
 
   void admit(Accepted accepted) {
     const auto hello = accepted.hello_as<detail::StoreHello>();
-    if (hello.magic != detail::store_magic) return;  // a stranger
+    if (hello.magic != detail::store_magic) return;  // not a user
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
     detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
@@ -1359,8 +1357,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
-  /// can be no thread for it.
+  /// Adds a user after removing users that are gone. Beyond the limit the connection is closed. Throws CommError if no
+  /// thread can be started.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -1395,7 +1393,7 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for this user's request: it loses its connection, nobody else does.
+      // No memory for this user's request: only this user loses its connection.
     }
     shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
@@ -1422,7 +1420,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has its own while it lasts.
+/// Connections to one server: each running call has its own.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -1452,7 +1450,7 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it must be retried
 /// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
@@ -1527,7 +1525,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
+/// Sends a request, with the prefix added to its keys; returns the reply. A connection with an error is not reused.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -1547,7 +1545,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server itself reports the end of a wait; it may be a little late.
+  // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -1627,7 +1625,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // so that the others do not wait for it
+    } catch (const Error& error) {  // so that the others do not wait
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -1663,8 +1661,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -2489,7 +2487,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -2553,7 +2551,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -2578,7 +2576,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -2606,7 +2604,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -2635,7 +2633,7 @@ void check_data_hash(const Reader& file) {
 // <chorus/io/converted_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
-/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
+/// Converts a file's numbers to the model's type, as PyTorch's `copy_` does.
 
 namespace chorus::io::detail {
 
@@ -2648,14 +2646,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
-/// integers and bools from integers and bools.
+/// Whether numbers of the file can be converted to the model's type: floating-point numbers to floating-point numbers,
+/// integers and bools to integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T named `type`; a bool is visited as its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -2671,9 +2669,9 @@ void with_integer(DType type, const Visit& visit) {
               std::uint64_t>(type, visit);
 }
 
-/// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
-/// range of `to`.
+/// Converts `bytes` from type `from` to type `to`: floating-point numbers are rounded, integers keep their values. The
+/// types must be convertible. Throws FileError, with a message that begins with `who`, if a number is out of the range
+/// of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -2702,7 +2700,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // then it is outside of all other types
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });
@@ -2724,7 +2722,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
 // <chorus/io/file_names.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
-/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
+/// Assigns the names of a file's tensors to the names of a model's tensors.
 
 // <chorus/io/load_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
@@ -2738,7 +2736,7 @@ using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// Whether the file must have exactly the model's tensors, with the same shapes. If false, `load` fills the tensors
   /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
   /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
@@ -2755,9 +2753,9 @@ struct LoadReport {
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: unchanged
   std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
-  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
+  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: unchanged
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
@@ -2789,15 +2787,15 @@ inline Rename without_prefix(std::string prefix) {
   };
 }
 
-/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
-/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: removes `prefix` and skips all tensors without it, to fill a part of a model from a file of the
+/// whole: `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
+/// For LoadOptions: adds `prefix` to all names, so that a file of a part fills that part of a whole model.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
@@ -2808,7 +2806,7 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 namespace chorus::io::detail {
 
@@ -2817,7 +2815,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -2830,7 +2828,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -2840,8 +2838,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -2868,7 +2866,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -2902,7 +2900,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -2913,7 +2911,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -2944,14 +2942,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -2965,8 +2963,8 @@ void say_changed(nn::Module& model) {
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 /// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
-/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
-/// are kept.
+/// allocate more data than the file's size, or read outside of the file. Values are not checked: NaN and infinity are
+/// kept.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -3084,12 +3082,12 @@ class RegularFile {
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
-/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
-/// of such a file is interpreted: a pickle could make a program run code.
+/// Recognises other file formats by the first bytes, and tells how to convert them. No other byte of such a file is
+/// interpreted: a pickle could make a program run code.
 
 namespace chorus::io::detail {
 
-/// This number of first bytes is enough.
+/// Enough first bytes to recognise all formats.
 inline constexpr std::size_t foreign_bytes = 4096;
 
 /// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
@@ -3165,7 +3163,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   if (word.starts_with('{') || word.starts_with('['))
     return is("a JSON text (a configuration?): the numbers lie in a file beside it");
 
-  // Protocol buffers have no mark. ONNX begins with its version, then the text or the graph.
+  // Protocol buffers have no signature. ONNX begins with its version, then the producer's name or the graph.
   const bool onnx =
       text.size() > 4 && text[0] == '\x08' && text[1] > 0 && text[1] < 32 && (text[2] == '\x12' || text[2] == '\x3A');
   if (path.ends_with(".onnx") || onnx)
@@ -3182,9 +3180,9 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message about a refused file, for readers of NumPy's files.
+/// The end of a message about a refused file, for readers of NumPy files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
-  // The size of the header in 8 bytes, few of them used, then the header.
+  // The header's size in 8 bytes, mostly zeros, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
     return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
   const auto what = what_file_is(begin, path);
@@ -3197,8 +3195,8 @@ inline constexpr std::size_t foreign_bytes = 4096;
 // <chorus/io/safetensors_header.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
-/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated name, metadata
-/// key or field, no unknown fields, no control characters in names. The format:
+/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated names, metadata
+/// keys or fields, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
 #include <nlohmann/json.hpp>
@@ -3212,8 +3210,8 @@ struct SafetensorsHeader {
 
 namespace detail {
 
-/// Takes the events of nlohmann's parser. Unlike a parsed document they show duplicates, and nothing is stored that is
-/// deeper than the format allows. Every event that doesn't fit throws FileError.
+/// Handles the events of nlohmann's parser. Unlike a parsed document, they show duplicates, and nothing deeper than the
+/// format allows is stored. Every unexpected event throws FileError.
 class SafetensorsHeaderEvents {
  public:
   using json = nlohmann::json;
@@ -3380,7 +3378,7 @@ class SafetensorsHeaderEvents {
   bool has_metadata_ = false;
 };
 
-/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name repeats.
+/// Checks that the tensors, sorted here by offset, cover the data without gaps or overlaps, and that no name repeats.
 inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
@@ -3402,11 +3400,11 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
 }  // namespace detail
 
-/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: how messages begin. Throws
+/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: the beginning of messages. Throws
 /// FileError.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view path, const ReaderLimits& limits) {
-  // The parser would skip a byte order mark, and take a zero byte for the end of its input.
+  // The parser would skip a byte order mark, and treat a zero byte as the end of its input.
   check<FileError>(text.find('\0') == text.npos, path, ": the header is not valid JSON: it has a zero byte");
   check<FileError>(!text.starts_with("\xEF\xBB\xBF"), path, ": the header is not valid JSON: it has a byte order mark");
   detail::SafetensorsHeaderEvents events(path, limits);
@@ -3435,7 +3433,7 @@ class SafetensorsReader {
     read_header(limits);
   }
 
-  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file from memory, which must outlive the reader. `name` replaces the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -3465,14 +3463,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
-  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it doesn't, or if `entry`
+  /// belongs to another file, and FileError if the file can't be read or has been truncated since.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
+  /// Copies a tensor's bytes from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -3481,8 +3479,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
-  /// Throws UsageError beyond them, and FileError like the others.
+  /// The data of all tensors, which are contiguous: their number of bytes, and the bytes from `begin` on. Throws
+  /// UsageError beyond their end, and FileError like `read`.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -3519,7 +3517,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// The file's real format if it is no safetensors file, if known.
+  /// The file's actual format if it is not a safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -3546,8 +3544,7 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
-/// has undefined behaviour.
+/// Throws FileError if bytes to be read as bools are neither 0 nor 1: other values in a bool are undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
@@ -3564,8 +3561,7 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
-/// wrappers.
+/// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -3573,8 +3569,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
-    // it.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it is removed only if all names
+    // have it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -3582,7 +3578,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" if it is skipped.
+  /// The model's name of the tensor; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -3596,7 +3592,7 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // No model has members with these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed add
     // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
@@ -3616,7 +3612,7 @@ class FileNames {
 /// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError if two tensors get one name.
+  /// Throws FileError if two tensors map to one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
@@ -3631,7 +3627,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the written one.
+    // Python's save_model writes tied tensors once, and records their other names in the metadata.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -3645,7 +3641,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// The tensors that the model has not.
+  /// The tensors that the model does not have.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:
@@ -3659,13 +3655,13 @@ class FileTensors {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and learn of a failure on any of them.
+/// How several ranks write a file together and learn of a failure on any of them.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
-/// format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, atomically. The format:
+/// https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
@@ -3965,8 +3961,8 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
-/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
+/// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
+/// dtype. Computes the checksum in `metadata`, see data_hash_key.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -3975,7 +3971,7 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// The layout of a file, as the reference writer makes it.
+/// The layout of a file, as the reference writer writes it.
 
 namespace chorus::io::detail {
 
@@ -4043,7 +4039,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   std::string header = detail::safetensors_header(path, order, metadata);
   if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
-    detail::DataHash hash;  // of the data in their order in the file
+    detail::DataHash hash;  // of the data in file order
     for (const TensorView* tensor : order) hash.update(tensor->data);
     Metadata noted = metadata;
     noted.at(key) = hash.hex();
@@ -4068,11 +4064,10 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
-/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
-/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
-/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
-/// removed.
+/// Every rank calls it with its part of the model, and writes the places with `writes`. All write into one temporary
+/// file, which rank 0 then renames like AtomicFile, atomically. If a rank does not see that file, because there is no
+/// common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always do so. Rank 0's
+/// metadata are written. If a rank fails, all throw FileError with its reason, after the file has been removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -4097,9 +4092,9 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
-/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
-/// the job. All ranks call it.
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
+/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
+/// job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -4124,18 +4119,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
+/// The tensors of all ranks, in the file's order, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
+    TensorView view;            ///< of the whole tensor; without data
     const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
-  /// all of them if shapes differ.
+  /// Ranks may have different tensors; equal names must have equal shapes. All ranks call it. Throws UsageError on all
+  /// of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -4193,7 +4188,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for the ranges of all ranks, on rank 0; the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -4228,7 +4223,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are written
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -4255,7 +4250,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // if others send, they continue
+    std::string error;  // if others send, they must continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -4310,20 +4305,20 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all its names there, and the numbers that it needs.
+/// A tensor of a model: all its names there, and the required dtype and shape.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// The file's tensors that fill a model, and the ones that don't fit.
+/// The file's tensors for each tensor of a model, and those that don't fit.
 struct LoadPlan {
   std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
-/// PyTorch takes one number for a scalar, too.
+/// PyTorch also accepts one number for a scalar.
 inline bool same_shape(std::span<const Index> file, std::span<const Index> model) {
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
@@ -4394,7 +4389,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 had no batch counter. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -4417,8 +4412,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
-/// file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if the file's
+/// sources of a tied tensor differ.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -4447,7 +4442,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, in full even if this rank has a part.
+/// All tensors of a model, whole even if this rank has only a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -4477,7 +4472,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model: each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -4508,20 +4503,19 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
-/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
-/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
-/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
-/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
-/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
+/// numbers of any type to each other, integers and bools to each other. A PyTorch file fits as it does there, even
+/// without batch norm's batch counter (the layer keeps its own count). Tied tensors may have one name, as safetensors'
+/// `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has them, too:
+/// `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.` (torch.compile),
+/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 ///
 /// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
-/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
-/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
-/// type; and if tensors that are one in the model have different numbers in the file.
+/// is damaged or of another format; if names, shapes or kinds of numbers differ from the model's (one message lists
+/// them all) or, without `strict`, if no tensor fits; if a number is out of the range of the model's type; and if the
+/// file's sources of a tied tensor differ.
 ///
-/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
-/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
+/// Copies on other devices and in 16 bits are updated. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, or only its parts if ranks have parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
@@ -4554,7 +4548,7 @@ LoadReport load(Model& model, const std::string& path) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, copied to the host.
+/// Tensors to be written, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -4562,7 +4556,7 @@ class Outgoing {
     check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// Under another name; `copy(to)` copies the numbers.
+  /// The same under another name; `copy(to)` copies the numbers.
   template <Device D, class Copy>
   void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
     items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
@@ -4619,19 +4613,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
+/// Whether a tensor of a file belongs to a communication hook, or to a rank other than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of tensor `name` of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if its state is tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -4661,13 +4655,13 @@ std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   return places;
 }
 
-/// Whether each rank may have a model and an optimizer of its own.
+/// Whether ranks may have different models and optimizers.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
-/// something.
+/// Whether all ranks take part in writing a checkpoint: for one of these reasons, or because a communication hook has
+/// state.
 template <class Net>
 constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
@@ -4723,7 +4717,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   return value;
 }
 
-/// How many shares a net cuts each batch into, where that is not by its ranks or devices; else 0.
+/// The fixed number of shares into which a net cuts each batch; 0 if it depends on ranks or devices.
 template <class Net>
 int shares_of(const Net& net) {
   if constexpr (requires { net.canonical_shares(); })
@@ -4734,10 +4728,10 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError if the net sums over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another order than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
-  const bool has = found != file.metadata().end();  // that of a run without any has not
+  const bool has = found != file.metadata().end();  // absent for a run without shares
   const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
   check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
                     of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
@@ -4767,9 +4761,9 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
-/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
-/// canonical shares, than the file's run.
+/// Opens the file; `step_in(file)` returns its step. Throws FileError on all ranks if one of them can't open it, or if
+/// their files differ, and UsageError if a rank's net has another seed, or another number of canonical shares, than the
+/// file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
   std::optional<SafetensorsReader> file;
@@ -4808,7 +4802,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
+/// The owner of numbers outside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -4817,12 +4811,12 @@ auto& keeper_of(Net& net) {
     return net;
 }
 
-/// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
+/// Adds `own` of all other ranks to rank 0's file, rank by rank. All ranks call it.
 template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: if other ranks are in another call, it is found out here.
+  // No other call has this message, so ranks in another call are detected here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -4850,7 +4844,7 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Adds the state of a hook or of the net itself, for all ranks, and `places` of all other ranks if they differ.
 /// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
@@ -4894,18 +4888,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
+/// Reads the state of a hook or of the net itself; does nothing if neither has any.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds the file's tensors of it to `wanted`.
+  /// Adds the file's tensors of that state to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file gives the shape and the parameter the dtype.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -4929,7 +4923,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// In the order of parameters.
+  /// Gives the state to the net, in the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
@@ -4980,7 +4974,7 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// The tensors of the model and of `kept` (optimizers and others): their places, or `numbers`, which are copied from
 /// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
@@ -5008,7 +5002,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
+/// The texts of all ranks of a policy whose ranks have different tensors, without duplicates.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -5022,7 +5016,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError if a number that the host counts with is impossible.
+/// Throws FileError if a counter of the host has an impossible value.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -5124,25 +5118,24 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
-/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
-/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
-/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
-/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
-/// ParameterAverage and ReduceOnPlateau; at most one of each.
-/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
-/// `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
+/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
+/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
+/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
+/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
+/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
+/// steps. The seed is, and the number of `canonical_shares`.
 ///
-/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
-/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
-/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
-/// which `load_checkpoint` and `io::load` compare.
+/// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
+/// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and
+/// buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under ParameterServer
+/// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
+/// `load_checkpoint` and `io::load` compare.
 ///
 /// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
@@ -5187,19 +5180,18 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 }
 
 /// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
-/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
-/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
-/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
-/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
-/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
-/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
-/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
+/// bit as without the break. With another number of ranks, each rank takes the mean of the ranks' own states, so that
+/// no error feedback is lost. The same holds for models and optimizers that differed, if the policy never lets them
+/// differ. A communication hook takes the parts of another hook's state that it knows, and starts anew if the file has
+/// none; without a hook the state is ignored. The learning rate is the file's until a schedule sets it; the schedule
+/// starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no checkpoint,
+/// doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed or other `canonical_shares` than
+/// the run; CommError if all ranks should call it and some don't.
 ///
-/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
-/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
-/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
-/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
-/// go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy, the number of devices or the order
+/// of parameters in memory. A net with another number of shares (or none, if the run had some, and vice versa) would
+/// end with the bits of neither run, so it is refused. A file without a number belongs to a run without shares.
+/// `io::load` needs no number: it loads weights into any net, to start a new run.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -5221,7 +5213,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
-    if (file.find(rate_name) == nullptr)  // earlier versions kept none
+    if (file.find(rate_name) == nullptr)  // older files have none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
     std::vector<std::string> own_names;
     for (const auto& tensor : wanted) own_names.push_back(tensor.name);
@@ -5271,7 +5263,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -5389,7 +5381,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError if they break the format.
+/// Parses the bytes of a .npy file. Throws FileError if they are malformed.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -5420,7 +5412,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if its dtype or number of axes differs.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -5474,7 +5466,7 @@ Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
 }
 
-/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy has not.
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy does not have.
 template <Scalar T, int Rank, Device D>
 void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
   const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
@@ -5493,19 +5485,19 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 // <chorus/io/npy_folder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
-/// A folder of NumPy's arrays as a dataset.
+/// A folder of NumPy arrays as a dataset.
 
 #include <filesystem>
 
 namespace chorus::io {
 
-/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read on demand,
-/// and its class. Classes are the folder's subfolders, numbered in the order of their names, as in torchvision's
-/// ImageFolder; without subfolders all samples are of class 0.
+/// The `.npy` files of a folder, sorted by name: sample i is the i-th array, read on demand, and its class. Classes are
+/// the folder's subfolders, numbered by sorted name, as in torchvision's ImageFolder; without subfolders all samples
+/// have class 0.
 template <Scalar T, int Rank>
 class NpyFolder {
  public:
-  /// Throws FileError if the folder can't be read, has no such file, or has files beside subfolders with files.
+  /// Throws FileError if the folder can't be read, has no such file, or has files next to subfolders with files.
   explicit NpyFolder(const std::string& folder) {
     data::require_folder("NpyFolder", folder);
     std::vector<std::string> subfolders;
@@ -5525,9 +5517,9 @@ class NpyFolder {
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none if the files lie in the folder itself.
+  /// Names of the subfolders; none if the files are in the folder itself.
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError if the file is no array of T with that number of axes.
+  /// Throws FileError if the file is not an array of T with that number of axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
     data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
@@ -5582,7 +5574,7 @@ inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return ~c;
 }
 
-/// Little-endian numbers at a place in an archive. Throws FileError past its end.
+/// Reads little-endian numbers from an archive. Throws FileError past its end.
 class ZipBytes {
  public:
   ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
@@ -5614,7 +5606,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, at its end. Throws FileError.
+/// The archive's directory, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -5628,7 +5620,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // 64-bit fields, used if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -5642,7 +5634,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit have a field of their own, in this order.
+    // Sizes that don't fit are in an extra field, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -5675,7 +5667,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one byte.
+    // Deflate expands a byte to at most 1032 bytes.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -5781,7 +5773,7 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // The fields that the directory and an array's own header share: version, flags (names in UTF-8), stored, 1980-01-01,
   // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
@@ -5819,7 +5811,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-/// The fingerprint of a policy's model, the same on all ranks, also if each has parts of it. All ranks call it.
+/// The fingerprint of a policy's model, the same on all ranks, even if each has parts of it. All ranks call it.
 template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
@@ -5851,12 +5843,12 @@ std::string parameters_sha256(Net& net) {
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes.
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
-/// it is not contiguous.
+/// A dense tensor on the host in the form of `write_safetensors`; the tensor must outlive the view. Throws UsageError
+/// if it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
@@ -24963,8 +24955,8 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
 // <chorus/quantization.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
-/// Quantisation: models that learn to compute with rounded numbers, models of 8-bit integers, and their files. What is
-/// in it, and how it reaches into layers and operators: quantization/README.md.
+/// Quantisation: models that train with rounded numbers, models of 8-bit integers, and their files. Contents, and the
+/// connection to layers and operators: quantization/README.md.
 
 // <chorus/quantization/conv_bn_relu.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
@@ -31096,8 +31088,8 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 // <chorus/simulate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_HPP
 #define CHORUS_SINGLE_CHORUS_SIMULATE_HPP
-/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
-/// it: simulate/README.md.
+/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. Contents:
+/// simulate/README.md.
 
 // <chorus/simulate/pipelined.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
@@ -31486,16 +31478,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -31506,8 +31498,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -31547,7 +31539,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -31563,7 +31555,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    asm("" : "+r"(zero));  // hides the value from the compiler
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
@@ -31627,11 +31619,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -31646,7 +31638,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -31681,17 +31673,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -31715,11 +31707,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -31735,43 +31727,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -31783,28 +31775,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -31813,7 +31805,7 @@ class Transport {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+/// One rank's part in one collective. The ranks form a ring, in which each has a position and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
@@ -31825,14 +31817,14 @@ struct Collective {
   const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
   std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's position in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  /// This rank's position in the ring, or that of the rank `steps` further on (negative: further back).
   int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
+  /// The rank at that position.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
@@ -31841,11 +31833,11 @@ struct Collective {
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
+  /// The largest chunk, in numbers, that may be under way. Half a queue: a whole chunk fits while its receiver still
+  /// reads the previous one, so no ring of ranks waits for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
+  /// The numbers per piece of `count`: half a queue of pieces, so that both ends work at once, and pieces long enough
+  /// to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -31856,15 +31848,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (numbers received `from` a rank) (+) scale * `mine`, or whichever of the two
+/// is given. The value goes `to` the next rank, into `store`, or both. For zero numbers `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+/// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -31873,16 +31865,16 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
+/// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
+/// now has, or has sent, `value` for them.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+  // The address gives the chunk's offset; if the chunk is elsewhere, the address of its destination does.
+  const auto offset_of = [&](const std::byte* place) {  // outside of the call's data: huge
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
   const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
@@ -31906,8 +31898,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+/// Moves `count` numbers piece by piece: while this rank adds one piece, its neighbour writes the next. An empty chunk
+/// is sent as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -31918,7 +31910,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // computed into its destination, else into the slot
       std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
@@ -31949,7 +31941,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds each rank has heard from 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -31957,8 +31949,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
+/// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
+/// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -31994,7 +31986,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// The algorithm for each call: the tables of a communicator over a Transport.
+/// Chooses the algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -32088,7 +32080,7 @@ inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+/// rank 0's number is the left operand on both ranks, so that they get the same bits.
 inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto& reduction = c.reduction;
   const auto element = reduction.element, per_piece = c.longest_piece(count);
@@ -32098,7 +32090,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    // Both ranks round the product before they add: a fused multiply-add on one of them would give other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
@@ -32117,13 +32109,13 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   } while (done < count);
 }
 
-/// One block of data, of which each rank owns at most a piece.
+/// One block of data, of which each rank owns at most one piece.
 class DirectBlock {
  public:
   DirectBlock(const Collective& c, std::byte* data, std::size_t count)
       : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
-  /// To every owner its chunk.
+  /// Sends each owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -32133,11 +32125,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  /// Adds the contributions to this rank's own chunk and sends the sum to all. It is built in the first peer's slot.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    // The others have scaled their own chunks, too: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -32161,7 +32153,7 @@ class DirectBlock {
       if (to != rank()) send(to, own);
   }
 
-  /// The other owners' sums.
+  /// Receives the other owners' sums.
   void collect() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -32201,7 +32193,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
+  // has not read yet. With room for them no ring of ranks waits for room.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -32219,11 +32211,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (each of R - 1
+/// links carries D). The leaders run a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the
+/// sums back (D per link). Between machines 2 (M - 1) D are sent in total, for any R. A flat ring of n = M R ranks
+/// sends 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is
+/// latency: 2 (M - 1) + 1 slow steps instead of 2 (n - 1). The cost is D, not D / n, on each link inside a machine.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -32237,18 +32229,18 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in total on each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs less. Many ranks cost many steps, 2 (N - 1). The chunk determines the order
+/// of additions, and its sum is computed at one place: all ranks get the same bits, in every run.
 ///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+/// tests/unit/comm/how_it_works_test.cpp shows it step by step.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
+/// The possible actions of a rank on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be
+/// the same address.
 struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
@@ -32289,7 +32281,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's chunk is complete after adding its own numbers, and is sent on: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -32299,7 +32291,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   } while (count != 0);
 }
 
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// The first half only. all: N * count numbers; mine: the reduced `count` of this rank. Bytes sent: (N - 1) / N of
 /// `all`.
 inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -32318,7 +32310,7 @@ inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::
   } while (count != 0);
 }
 
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// The second half only. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
 /// Bytes sent: (N - 1) / N of `all`.
 inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -32337,8 +32329,8 @@ inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byt
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
+/// A chain from root to the rank before it, piece by piece, so that all links are busy at once. Every rank but the last
+/// sends the whole data once.
 inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
   const detail::RingSteps ring{c};
   if (c.link.rank == root) return ring.send(data, count);
@@ -32373,7 +32365,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  // The chains use other links than other collectives: so neighbours in the ring first compare their calls.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -32401,28 +32393,28 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 /// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+/// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
+/// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
+/// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
+/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
+/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
+/// time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's first message to the others.
+/// A rank's first message to the others in a call.
 struct Offer {
   Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
   std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::int64_t came = 0;    ///< arrival time of the rank, by the machine's clock, in ns
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
 /// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
@@ -32436,7 +32428,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of memory reads may decide between the two.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -32471,21 +32463,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call continues here. All ranks reach the same answer.
+  /// Whether the call continues in place. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
+  /// The beginning of a rank's chunk among `count` numbers, the same on all ranks. With more than two ranks all chunks
+  /// are equal, since each rank writes its chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  /// Returns when all ranks are here: all sums are ready, and no rank reads this rank's data any more. `sent(peer)`:
+  /// the bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -32532,8 +32524,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+/// Other ranks' memory is processed in blocks that fit the first-level cache and that memcpy moves with vectors. The
+/// group is checked before each block: a rank that has given up waits until the others no longer use its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -32543,8 +32535,8 @@ inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte*
   }
 }
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's data. `to_all`:
+/// also writes the result at `begin` of every rank's data.
 inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
                             std::size_t count, bool to_all) {
   const auto& reduction = c.reduction;
@@ -32569,7 +32561,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+/// Marks a scope that reads and writes `bytes` of other ranks' memory, and measures its time.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -32592,7 +32584,7 @@ class WorkInPlace {
 /// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; for more ranks, the ring adds in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -32604,7 +32596,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has its own chunk.
+/// all: size * count numbers; each rank contributes its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -32619,7 +32611,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done([&](int) { return bytes; });
 }
 
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, possibly at its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);
@@ -32639,8 +32631,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+/// An algorithm, and when it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` returns
+/// false, with data unchanged, if the ranks find that they can't or should not use it.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -32662,24 +32654,24 @@ inline bool share_memory(const Transport& link) { return link.reaches_peers && l
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+/// With more ranks the ring is faster for longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, unless the ring saves copies, as it does not overwrite data that is still to be sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, where the others take 2 (N - 1) rounds, or 2
+/// with N - 1 messages each. Two ranks need one round anyway. For gradients and parameters bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// The ring has N - 1 rounds here; three ranks have two in both.
+/// The ring has N - 1 rounds here; for three ranks both have two.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// The first row that gains serves a call.
+// The first row whose `gains` is true is used.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -32698,7 +32690,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// The algorithms that a user can request, and where each is possible.
+/// The algorithms that a user can request, and when each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -32735,9 +32727,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
+/// Runs the fastest algorithm for the call. If one was `asked` for, runs that, or the ring if it can't work with this
+/// call's data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called when
+/// one begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -32762,7 +32754,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -32818,8 +32810,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -32830,7 +32822,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -32845,7 +32837,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -32869,10 +32861,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -32898,7 +32890,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -32908,8 +32900,8 @@ class FlightRecorder {
 // <chorus/comm/engine/in_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+/// `InOrder`: runs calls one after another, in the caller's thread or, if asynchronous, in one background thread. A
+/// waiting caller runs the calls that the background thread has not begun: it is awake and its core is free.
 
 namespace chorus::comm {
 
@@ -32923,8 +32915,8 @@ class InOrder final : public Progress {
   /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
+  /// Runs `call` after all earlier ones, returns when it is done and throws its failure. Runs even after an earlier
+  /// failure: `run` makes it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -32937,7 +32929,7 @@ class InOrder final : public Progress {
   }
 
   /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
+  /// be started.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -32960,7 +32952,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  /// Returns `ask()`, called under the lock, if no call runs or waits; otherwise an empty result. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -32989,14 +32981,14 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// The background thread runs the calls that a caller leaves.
+  /// Wakes the background thread for the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
   Call next() {
     const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
+    if (first_ == calls_.size()) {  // keeps the vector's memory
       calls_.clear();
       first_ = 0;
     }
@@ -33032,7 +33024,7 @@ class InOrder final : public Progress {
   const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on are waiting
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -33054,7 +33046,7 @@ namespace chorus::comm {
 struct TracedCall {
   std::string name, args;  ///< args: fields of a JSON object
 
-  /// `members`, see World: of a group that is not the whole job.
+  /// `members`, see World: set if the group is not the whole job.
   [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
                            const std::vector<int>& members = {}) {
     const auto& envelope = call.envelope;
@@ -33108,17 +33100,17 @@ class QueuedEngine : public Engine {
 
   /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  /// Tells the other ranks that this one aborts; soon after, the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
   /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` must call it first.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+      new auto(calls_);  // a forked child has no such thread and would wait for ever
   }
 
   InOrder& calls() const { return *calls_; }
@@ -33132,7 +33124,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
+  /// Runs a call and returns its failure. Tells the other ranks this rank's first failure.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -33222,8 +33214,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, and passes that to `note`. `names`: the ranks' numbers in
+/// the job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -33306,8 +33298,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
+  /// For the rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce algorithm that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -36097,7 +36089,7 @@ class RankLines {
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_TRACE_HPP
 /// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
-/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+/// chorus::compiled has it anyway. Contents of a trace, and how to read it: trace/README.md.
 
 // <chorus/trace/at_launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP

@@ -4,11 +4,11 @@
 // <chorus/chorus.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CHORUS_HPP
 #define CHORUS_SINGLE_CHORUS_CHORUS_HPP
-/// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
-/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
+/// The headers that most programs need: tensors, the common operators, layers and optimizers, data, the policies
+/// SingleDevice, DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest; each of its
+/// headers can be included alone. It costs compile time, and reading model files needs a JSON parser.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 // <chorus/core/requirements.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
@@ -12713,7 +12713,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
 // <chorus/io/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
-/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
+/// Declarations of <chorus/chorus.hpp> without their headers: if a program forgets one, the error names it.
 
 namespace chorus::io {
 
@@ -12735,18 +12735,18 @@ LoadReport load(Model& model, const std::string& path);
 // <chorus/io/tensor_entry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// The contents of a safetensors file: element types, tensors and metadata, and the rules shared by its reader and
 /// writer.
 
 #include <map>
 
 namespace chorus::io {
 
-/// The notes that a file has beside its tensors: texts by name.
+/// A file's metadata: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
-/// which writers sort tensors: later types come first in a file.
+/// The element types of a file: those of chorus::DType and others, in the order of the format's own list. Writers sort
+/// tensors by it: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -12798,12 +12798,12 @@ constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
   return std::nullopt;
 }
 
-/// Every type of a tensor has a type in the file, of the same name.
+/// Every DType has a FileDType with the same name.
 constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// A file's description of one tensor: row-major, little-endian elements, `bytes` bytes at offset `begin` in the data
 /// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
@@ -12813,7 +12813,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. Sizes are also checked against the file before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -12834,7 +12834,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` if they can't be counted.
+/// The number of bytes of a tensor. Throws `Kind` if it overflows.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -12842,7 +12842,7 @@ std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOf
   bool empty = false;
   for (const Index size : shape) {
     check<Kind>(size >= 0, who, "negative size in shape ", shape);
-    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
+    // Axes of size 0 count as 1: strides of the other axes are computed later and must not overflow.
     empty = empty || size == 0;
     const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
     check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
@@ -13286,7 +13286,7 @@ namespace chorus::io {
 namespace detail {
 /// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
+/// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
 void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
@@ -13295,16 +13295,16 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
-/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
-/// they find out in their next collective call.
+/// The same for a policy's model: one call on all ranks, under every policy. Rank 0 writes. If each rank has parts of
+/// the parameters, all write their parts into the one file. If one rank throws, the others throw, too, here or in their
+/// next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;
@@ -13331,8 +13331,8 @@ void save(Net& net, const std::string& path, const Metadata& metadata = {}) {
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
-/// format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, atomically. The format:
+/// https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
@@ -13791,8 +13791,8 @@ std::string safetensors_header(std::string_view path, std::vector<const TensorVi
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
-/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
+/// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
+/// dtype. Computes the checksum in `metadata`, see data_hash_key.
 void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
 
 }  // namespace chorus::io
@@ -13801,7 +13801,7 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// The layout of a file, as the reference writer makes it.
+/// The layout of a file, as the reference writer writes it.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
@@ -13863,7 +13863,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -13927,7 +13927,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -13952,7 +13952,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -13980,7 +13980,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -14067,7 +14067,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   std::string header = detail::safetensors_header(path, order, metadata);
   if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
-    detail::DataHash hash;  // of the data in their order in the file
+    detail::DataHash hash;  // of the data in file order
     for (const TensorView* tensor : order) hash.update(tensor->data);
     Metadata noted = metadata;
     noted.at(key) = hash.hex();
@@ -14088,7 +14088,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -14216,7 +14216,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -14229,7 +14229,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -14239,8 +14239,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -14267,7 +14267,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -14301,7 +14301,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -14312,7 +14312,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -14343,14 +14343,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -14362,7 +14362,7 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, copied to the host.
+/// Tensors to be written, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -14370,7 +14370,7 @@ class Outgoing {
     check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// Under another name; `copy(to)` copies the numbers.
+  /// The same under another name; `copy(to)` copies the numbers.
   template <Device D, class Copy>
   void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
     items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
@@ -14430,12 +14430,12 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_HPP
 /// `launch`: the one call in main. It builds the Run and calls the program's body: in this process or, under a policy
-/// of processes, in each rank that it starts or that a launcher has started.
+/// of processes, in each rank that it or a launcher has started.
 
 // <chorus/launch/run.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
-/// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
+/// The argument of a program's body: its options, its rank, its seed, its communicator.
 
 #include <chrono>
 
@@ -14466,8 +14466,8 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 namespace chorus::comm {
 
-/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
-/// the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so a number, the
+/// ticket, identifies one without an allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
@@ -14476,7 +14476,7 @@ class Progress {
 };
 
 /// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
-/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
+/// destructor waits, too, for at most the communicator's timeout, and ignores errors.
 class Work {
  public:
   Work() = default;
@@ -14498,7 +14498,7 @@ class Work {
     const trace::Span waits(trace::Lane::wait, "wait", "a call in the background");
     progress->wait(ticket_);
   }
-  /// True once `wait` would return or throw at once.
+  /// Whether `wait` would return or throw at once.
   bool done() const { return !progress_ || progress_->done(ticket_); }
 
  private:
@@ -14599,7 +14599,7 @@ struct Failure {
   }
 };
 
-/// The reason for giving a communicator up, set once and read from any thread.
+/// The reason for aborting a communicator, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
@@ -14609,13 +14609,13 @@ class AbortReason {
     try {
       why_ = why;
     } catch (...) {
-      // Without memory there is no reason, but the abort stands.
+      // Without memory the reason is lost, but the abort holds.
     }
     state_.store(written);
     return true;
   }
   explicit operator bool() const { return state_.load(std::memory_order_acquire) == written; }
-  /// Of a reason that is set.
+  /// The reason; requires that it is set.
   const std::string& why() const { return why_; }
 
  private:
@@ -14630,15 +14630,15 @@ class AbortReason {
 // <chorus/comm/world.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, from its launcher.
+/// A process's rank among the processes of a job, from its launcher.
 
 namespace chorus::comm {
 
-/// The largest number of ranks of one communicator; `trace` counts bytes for as many.
+/// The maximum number of ranks of a communicator; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
 
-/// The algorithm of a collective: the files of algorithms/. `automatic`: the fastest for the ranks and the data. A user
-/// can request any of them for an all-reduce except `bruck`, which is for short messages.
+/// The algorithm of a collective, one file each in algorithms/. `automatic`: the fastest for the ranks and the data. A
+/// user can request any of them for an all-reduce except `bruck`, which is for short messages.
 enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
 
 constexpr std::string_view name(Algorithm algorithm) {
@@ -14649,8 +14649,8 @@ constexpr std::string_view name(Algorithm algorithm) {
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
 /// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and a two-level
+/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {
@@ -14665,36 +14665,36 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed if master_addr is not on loopback.
+  /// A secret of the job, the same on all ranks, with at least 16 characters: ranks prove to each other that they know
+  /// it. Required if master_addr is not on loopback.
   std::string token = {};
-  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
-  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
-  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
-  std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
+  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` will own; or -1
+  std::chrono::milliseconds timeout{60'000};  ///< the longest wait for another rank
+  std::vector<int> members = {};              ///< for a group made by `split`: its ranks in the whole job; else empty
+  std::string axis = {};  ///< for such a group: its axis of a mesh, for messages
   /// The purpose of the meeting, in up to 63 characters: a rank with another purpose is refused by name.
   std::string purpose = {};
   /// The algorithm of all_reduce, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus'
-  /// own engines accept one. If the algorithm can't work with the data, the ring serves it: `in_place` needs memory of
-  /// the communicator (see AnyCommunicator::allocate), unless ranks are threads.
+  /// own engines accept one. If the algorithm can't work with a call's data, the ring runs instead: `in_place` needs
+  /// memory of the communicator (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
-  /// The default backend of `connect`: groups of `split` use the job's backend.
+  /// The default backend of `connect`: groups of `split` use the job's.
   Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Eleven days: a clock can count several times that from now.
+/// Eleven days: adding several of these to the present time does not overflow.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
-/// Throws UsageError, in the name of `who`, for a timeout out of range.
+/// Throws UsageError, with the name `who`, for a timeout out of range.
 [[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
   check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
-/// Throws UsageError, in the name of `who`, for a rank or a size out of range.
+/// Throws UsageError, with the name `who`, for a rank or a size out of range.
 [[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
@@ -14714,7 +14714,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, as functions on bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -14724,7 +14724,7 @@ struct Reduction {
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
   /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
-  /// multiply: a sum of two numbers has the same bits on every way.
+  /// multiply: a sum of two numbers has the same bits on every path.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -14740,9 +14740,9 @@ struct Call {
   Op op = Op::barrier;
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
-  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  std::size_t count = 0;     ///< numbers per rank: of `mine` if there is a `mine`, else of `data`
   const void* in = nullptr;  ///< this rank's contribution
-  void* out = nullptr;       ///< place of the result; `in` if a call is in place
+  void* out = nullptr;       ///< the result; equals `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
@@ -14752,38 +14752,38 @@ struct Call {
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
-/// their order. The first failure is final, and every later call throws it.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They run in order. The
+/// first failure is final: every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   virtual void now(const Call& call) = 0;
   virtual Work later(const Call& call) = 0;
-  /// See Communicator. From any thread, and while others wait in `now`.
+  /// See Communicator. May be called from any thread, also while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
   /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
-  /// know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if calls run on
+  /// streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
+  /// The newest calls, one per line, as the flight recorder prints them; empty if the engine keeps none.
   virtual std::string record() const { return {}; }
   /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
-  /// From any thread.
+  /// The known failure of the group, without waiting; empty while a call is running, which will find it itself. May be
+  /// called from any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this engine. `what`, for messages, must outlive it.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }
@@ -14847,16 +14847,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -14867,8 +14867,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -14908,7 +14908,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -14924,7 +14924,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    asm("" : "+r"(zero));  // hides the value from the compiler
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
@@ -14970,9 +14970,9 @@ Reduction reduction(ReduceOp op, double scale) {
 
 namespace chorus::comm {
 
-/// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
-/// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
-/// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
+/// A Communicator over any Engine, made by `connect` and `thread_group`. Call it from one thread at a time, so that all
+/// ranks see one order; only `abort` may be called from any thread. Wrong sizes, roots and peers throw UsageError
+/// before data moves. Failures of the group throw CommError, which names this rank, the call, the peer and the reason.
 class AnyCommunicator {
  public:
   /// A group of one.
@@ -14986,16 +14986,16 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
-  /// `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this communicator, and watches it as one call. `what`,
+  /// for messages, must outlive the call.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
-  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
-  /// good. It may outlive the communicator.
+  /// Memory for data that many calls of this communicator use: ranks read and write each other's data in it directly,
+  /// without copies. Any rank may allocate at any time. Zeroed, aligned to 4096 bytes; null if other memory is as good.
+  /// It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
+  /// The total time of this rank's calls, on any thread; negative for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; of an engine that has virtual time, that.
+  /// This rank's clock: the virtual time of an engine that has one.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
@@ -15019,8 +15019,8 @@ class AnyCommunicator {
     return engine_->later(moves<T>(Op::broadcast, data.data(), data.data(), data.size(), root, options));
   }
 
-  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own
-  /// place.
+  /// all := every rank's `mine`, in rank order; all.size() is size() * mine.size(). `mine` may be its own place in
+  /// `all`.
   template <Scalar T, std::size_t E>
   void all_gather(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all, CollectiveOptions options = {}) {
     engine_->now(gathers<T>(mine, all, options));
@@ -15043,9 +15043,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
-  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
-  /// then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; if the link's
+  /// queue has room, the peer may not have received it yet. Two ranks that both send much data before they receive
+  /// deadlock until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -15069,22 +15069,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
-  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
+  /// A barrier that names missing ranks: at the deadline rank 0 lists them in an error that every rank throws. Slower
+  /// than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
-  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
-  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
-  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
-  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
+  /// The newest 64 calls of this rank, one per line: number, call, algorithm (`by ring`) if there are several, begin,
+  /// and duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes
+  /// them to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory,
+  /// and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN; they begin when the host makes them, and end when it sees
+  /// their end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
+  /// Aborts the group: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
@@ -15158,10 +15158,10 @@ struct ConnectOptions {
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
 /// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
-/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
-/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
-/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
-/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
+/// all-reduce algorithm that can't run there; CommError if the port is in use, if a rank is refused, for example
+/// because it chose another backend or algorithm, or if requested shared memory is not available; TimeoutError with the
+/// missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no socket.
+/// Ranks that are threads (Backend::thread) meet within the process; those with one master_port form a group.
 AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
@@ -15222,11 +15222,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -15241,7 +15241,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -15276,17 +15276,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -15310,11 +15310,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -15330,43 +15330,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -15378,28 +15378,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -15503,7 +15503,7 @@ class JsonObject {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+/// One rank's part in one collective. The ranks form a ring, in which each has a position and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
@@ -15515,14 +15515,14 @@ struct Collective {
   const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
   std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's position in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  /// This rank's position in the ring, or that of the rank `steps` further on (negative: further back).
   int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
+  /// The rank at that position.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
@@ -15531,11 +15531,11 @@ struct Collective {
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
+  /// The largest chunk, in numbers, that may be under way. Half a queue: a whole chunk fits while its receiver still
+  /// reads the previous one, so no ring of ranks waits for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
+  /// The numbers per piece of `count`: half a queue of pieces, so that both ends work at once, and pieces long enough
+  /// to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -15546,15 +15546,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (numbers received `from` a rank) (+) scale * `mine`, or whichever of the two
+/// is given. The value goes `to` the next rank, into `store`, or both. For zero numbers `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+/// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -15563,16 +15563,16 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
+/// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
+/// now has, or has sent, `value` for them.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+  // The address gives the chunk's offset; if the chunk is elsewhere, the address of its destination does.
+  const auto offset_of = [&](const std::byte* place) {  // outside of the call's data: huge
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
   const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
@@ -15596,8 +15596,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+/// Moves `count` numbers piece by piece: while this rank adds one piece, its neighbour writes the next. An empty chunk
+/// is sent as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -15608,7 +15608,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // computed into its destination, else into the slot
       std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
@@ -15639,7 +15639,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds each rank has heard from 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -15647,8 +15647,8 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
+/// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
+/// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
 inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
@@ -15684,7 +15684,7 @@ inline void monitored_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// The algorithm for each call: the tables of a communicator over a Transport.
+/// Chooses the algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -15778,7 +15778,7 @@ inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+/// rank 0's number is the left operand on both ranks, so that they get the same bits.
 inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto& reduction = c.reduction;
   const auto element = reduction.element, per_piece = c.longest_piece(count);
@@ -15788,7 +15788,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    // Both ranks round the product before they add: a fused multiply-add on one of them would give other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
@@ -15807,13 +15807,13 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   } while (done < count);
 }
 
-/// One block of data, of which each rank owns at most a piece.
+/// One block of data, of which each rank owns at most one piece.
 class DirectBlock {
  public:
   DirectBlock(const Collective& c, std::byte* data, std::size_t count)
       : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
-  /// To every owner its chunk.
+  /// Sends each owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -15823,11 +15823,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  /// Adds the contributions to this rank's own chunk and sends the sum to all. It is built in the first peer's slot.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    // The others have scaled their own chunks, too: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -15851,7 +15851,7 @@ class DirectBlock {
       if (to != rank()) send(to, own);
   }
 
-  /// The other owners' sums.
+  /// Receives the other owners' sums.
   void collect() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -15891,7 +15891,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
+  // has not read yet. With room for them no ring of ranks waits for room.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -15909,11 +15909,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (each of R - 1
+/// links carries D). The leaders run a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the
+/// sums back (D per link). Between machines 2 (M - 1) D are sent in total, for any R. A flat ring of n = M R ranks
+/// sends 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is
+/// latency: 2 (M - 1) + 1 slow steps instead of 2 (n - 1). The cost is D, not D / n, on each link inside a machine.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -15927,18 +15927,18 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in total on each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs less. Many ranks cost many steps, 2 (N - 1). The chunk determines the order
+/// of additions, and its sum is computed at one place: all ranks get the same bits, in every run.
 ///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+/// tests/unit/comm/how_it_works_test.cpp shows it step by step.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
+/// The possible actions of a rank on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be
+/// the same address.
 struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
@@ -15979,7 +15979,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's chunk is complete after adding its own numbers, and is sent on: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -15989,7 +15989,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   } while (count != 0);
 }
 
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// The first half only. all: N * count numbers; mine: the reduced `count` of this rank. Bytes sent: (N - 1) / N of
 /// `all`.
 inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -16008,7 +16008,7 @@ inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::
   } while (count != 0);
 }
 
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// The second half only. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
 /// Bytes sent: (N - 1) / N of `all`.
 inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -16027,8 +16027,8 @@ inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byt
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
+/// A chain from root to the rank before it, piece by piece, so that all links are busy at once. Every rank but the last
+/// sends the whole data once.
 inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
   const detail::RingSteps ring{c};
   if (c.link.rank == root) return ring.send(data, count);
@@ -16065,7 +16065,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  // The chains use other links than other collectives: so neighbours in the ring first compare their calls.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -16093,28 +16093,28 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 /// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+/// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
+/// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
+/// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
+/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
+/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
+/// time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's first message to the others.
+/// A rank's first message to the others in a call.
 struct Offer {
   Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
   std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::int64_t came = 0;    ///< arrival time of the rank, by the machine's clock, in ns
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
 /// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
@@ -16128,7 +16128,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of memory reads may decide between the two.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -16163,21 +16163,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call continues here. All ranks reach the same answer.
+  /// Whether the call continues in place. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
+  /// The beginning of a rank's chunk among `count` numbers, the same on all ranks. With more than two ranks all chunks
+  /// are equal, since each rank writes its chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  /// Returns when all ranks are here: all sums are ready, and no rank reads this rank's data any more. `sent(peer)`:
+  /// the bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -16224,8 +16224,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+/// Other ranks' memory is processed in blocks that fit the first-level cache and that memcpy moves with vectors. The
+/// group is checked before each block: a rank that has given up waits until the others no longer use its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -16235,8 +16235,8 @@ inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte*
   }
 }
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's data. `to_all`:
+/// also writes the result at `begin` of every rank's data.
 inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
                             std::size_t count, bool to_all) {
   const auto& reduction = c.reduction;
@@ -16261,7 +16261,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+/// Marks a scope that reads and writes `bytes` of other ranks' memory, and measures its time.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -16284,7 +16284,7 @@ class WorkInPlace {
 /// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; for more ranks, the ring adds in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -16296,7 +16296,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has its own chunk.
+/// all: size * count numbers; each rank contributes its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -16311,7 +16311,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done([&](int) { return bytes; });
 }
 
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, possibly at its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);
@@ -16331,8 +16331,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+/// An algorithm, and when it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` returns
+/// false, with data unchanged, if the ranks find that they can't or should not use it.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -16354,24 +16354,24 @@ inline bool share_memory(const Transport& link) { return link.reaches_peers && l
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+/// With more ranks the ring is faster for longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, unless the ring saves copies, as it does not overwrite data that is still to be sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, where the others take 2 (N - 1) rounds, or 2
+/// with N - 1 messages each. Two ranks need one round anyway. For gradients and parameters bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// The ring has N - 1 rounds here; three ranks have two in both.
+/// The ring has N - 1 rounds here; for three ranks both have two.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// The first row that gains serves a call.
+// The first row whose `gains` is true is used.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -16390,7 +16390,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// The algorithms that a user can request, and where each is possible.
+/// The algorithms that a user can request, and when each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -16427,9 +16427,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
+/// Runs the fastest algorithm for the call. If one was `asked` for, runs that, or the ring if it can't work with this
+/// call's data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called when
+/// one begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -16454,7 +16454,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -16510,8 +16510,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -16522,7 +16522,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -16537,7 +16537,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -16561,10 +16561,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -16590,7 +16590,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -16600,8 +16600,8 @@ class FlightRecorder {
 // <chorus/comm/engine/in_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+/// `InOrder`: runs calls one after another, in the caller's thread or, if asynchronous, in one background thread. A
+/// waiting caller runs the calls that the background thread has not begun: it is awake and its core is free.
 
 namespace chorus::comm {
 
@@ -16615,8 +16615,8 @@ class InOrder final : public Progress {
   /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
+  /// Runs `call` after all earlier ones, returns when it is done and throws its failure. Runs even after an earlier
+  /// failure: `run` makes it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -16629,7 +16629,7 @@ class InOrder final : public Progress {
   }
 
   /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
+  /// be started.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -16652,7 +16652,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  /// Returns `ask()`, called under the lock, if no call runs or waits; otherwise an empty result. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -16681,14 +16681,14 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// The background thread runs the calls that a caller leaves.
+  /// Wakes the background thread for the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
   Call next() {
     const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
+    if (first_ == calls_.size()) {  // keeps the vector's memory
       calls_.clear();
       first_ = 0;
     }
@@ -16724,7 +16724,7 @@ class InOrder final : public Progress {
   const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on are waiting
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -16746,7 +16746,7 @@ namespace chorus::comm {
 struct TracedCall {
   std::string name, args;  ///< args: fields of a JSON object
 
-  /// `members`, see World: of a group that is not the whole job.
+  /// `members`, see World: set if the group is not the whole job.
   [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
                            const std::vector<int>& members = {}) {
     const auto& envelope = call.envelope;
@@ -16800,17 +16800,17 @@ class QueuedEngine : public Engine {
 
   /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  /// Tells the other ranks that this one aborts; soon after, the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
   /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` must call it first.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+      new auto(calls_);  // a forked child has no such thread and would wait for ever
   }
 
   InOrder& calls() const { return *calls_; }
@@ -16824,7 +16824,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
+  /// Runs a call and returns its failure. Tells the other ranks this rank's first failure.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -16914,8 +16914,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, and passes that to `note`. `names`: the ranks' numbers in
+/// the job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -16998,8 +16998,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
+  /// For the rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce algorithm that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -17026,8 +17026,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -17042,7 +17042,7 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/comm/transport/shm_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
-/// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
+/// `ShmTransport`: links through memory that all ranks share, processes or threads.
 ///
 /// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
 /// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
@@ -17052,7 +17052,7 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/comm/transport/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
-/// `FarCopy`: copies into memory that another core has read, and will read again.
+/// `FarCopy`: copies into memory that another core has read and will read again.
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -17060,11 +17060,10 @@ AnyCommunicator join_thread_group(const World& world);
 
 namespace chorus::comm {
 
-/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
-/// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
-/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
-/// timed.
+/// Ordinary stores must fetch each line back from the other core's cache. If the two share a cache, that is fast, and
+/// the other core then reads from it: an all-reduce between two cores of one Zen 4 complex reaches 20 GB/s, against 8
+/// with streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The cores of threads
+/// are unknown and change, so periodically the beginning of a copy is done both ways and timed.
 class FarCopy {
  public:
   /// The ranges do not overlap. `out` is aligned to 64 bytes.
@@ -17079,7 +17078,7 @@ class FarCopy {
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr std::chrono::nanoseconds slow{sample / 4};  // 4 GB/s
-  static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
+  static constexpr unsigned period = 32;  // copies: the first ones write to untouched memory
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
     std::size_t i = 0;
@@ -17098,11 +17097,11 @@ class FarCopy {
 #endif
   }
 
-  /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
-  /// have to agree.
+  /// 8 KiB of ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; streaming ones 0.2 to 0.8 us, near or far,
+  /// but the reader pays more for them. A sample in which the thread was interrupted is wrong, so two in a row must
+  /// agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);
@@ -17126,14 +17125,14 @@ class FarCopy {
 // <chorus/comm/transport/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map and use directly.
 
 // <chorus/comm/meeting/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 /// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
-/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
-/// existed.
+/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
+/// the ranks existed.
 
 #include <sys/random.h>
 
@@ -17154,7 +17153,7 @@ inline void fill_random(std::span<std::byte> bytes) {
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
-/// Not 0.
+/// A random number, not 0.
 inline std::uint64_t random_key() {
   std::uint64_t key = 0;
   while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
@@ -17170,7 +17169,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
+/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -17189,7 +17188,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on the place of a difference.
+/// Compares in a time that does not depend on the position of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
@@ -17202,7 +17201,7 @@ inline bool same(const Mac& a, const Mac& b) {
 // <chorus/comm/transport/shared_region.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+/// `SharedRegion`: memory that several processes map. It has no name, so nothing remains when they die.
 
 #include <sys/resource.h>
 
@@ -17210,7 +17209,7 @@ namespace chorus::comm {
 
 class SharedRegion {
  public:
-  /// Zeroed memory, which takes room only after it has been written.
+  /// Zeroed memory, which takes space only when it is written.
   static SharedRegion create(std::size_t bytes) {
     rlimit most{};  // beyond it the next line but one would end this process
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
@@ -17226,10 +17225,10 @@ class SharedRegion {
     return region;
   }
 
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  /// The region that process `pid` of this machine and user has created with descriptor `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, even a device that reacts to opening.
+    // On another machine the path may be anything, even a device that reacts to being opened.
     char target[64] = {};
     const auto length = readlink(path.c_str(), target, sizeof target - 1);
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
@@ -17237,7 +17236,7 @@ class SharedRegion {
     SharedRegion region;
     region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // An access to memory beyond a file's end would end this process.
+    // An access beyond the end of a file would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
                      " is too small");
     region.map(bytes);
@@ -17257,9 +17256,9 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// Reserves room for a part now: if the machine has none left, writing there later would end this process.
+  /// Allocates a part now: if the machine has no memory left, a later write would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call: a timer's would do so for ever
+    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call; a timer could do so for ever
     for (std::size_t done = 0; done < bytes; done += step) {
       const auto size = static_cast<off_t>(std::min(step, bytes - done));
       int error = EINTR;
@@ -17294,8 +17293,8 @@ namespace chorus::comm {
 /// Memory of this process that other processes can map. Thread-safe.
 class SharedMemory {
  public:
-  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
-  /// child. Throws CommError.
+  /// At least `bytes`, zeroed, aligned to 4096, until its last owner is destroyed. A forked child shares it. Throws
+  /// CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
     region->reserve(0, front + bytes);
@@ -17308,14 +17307,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// The identity of the memory: 0 once its owner has released it.
+  /// The identity of the memory; 0 after its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
+  /// The window on `bytes` at `data`; without a key if they are not in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -17341,7 +17340,7 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
+  void forget(const SharedRegion* region, bool for_all) {  // not called by a child forked from its owner
     const std::lock_guard lock(mutex_);
     if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
@@ -17351,8 +17350,7 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
-/// exists.
+/// The region that contains a window of process `pid`. Throws CommError if it can't be mapped or no longer exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
@@ -17393,8 +17391,8 @@ class MappedWindows {
 // <chorus/comm/transport/shm_board.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
-/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
-/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
+/// `Board`: the messages between ranks that share memory, apart from their data: which ranks are here, which wait for
+/// which, which have aborted. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -17405,7 +17403,7 @@ class MappedWindows {
 
 namespace chorus::comm::detail {
 
-/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+/// Sleeps while `word` is `value`, until `futex_wake` or `limit`; may return spuriously.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
@@ -17426,13 +17424,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// The reason of a sleeping rank.
+/// What a sleeping rank waits for.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
-    for_data,    ///< of `rank`
+    for_data,    ///< from `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank with the name `rank` and without a seat here
+    for_another  ///< for a rank named `rank`, which has no seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -17442,13 +17440,13 @@ struct alignas(8) Waiting {
 // Both lie in zeroed memory that several processes map.
 
 struct alignas(64) Seat {
-  std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
+  std::atomic<std::uint32_t> bell;   ///< incremented to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
   std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // On the board of a whole job: the same for its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have their own boards.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -17456,7 +17454,7 @@ struct alignas(64) Seat {
 struct Board {
   enum Verdict : std::uint32_t { all_is_well, being_written, given_up };
 
-  std::uint64_t key;             ///< random: shows that a process has opened the right region
+  std::uint64_t key;             ///< random: proves that a process has opened the right region
   std::atomic<Verdict> verdict;  ///< given_up: `culprit` and `reason` are written
   std::int32_t culprit;
   FixedText<1024> reason;
@@ -17464,7 +17462,7 @@ struct Board {
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
-static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
+static_assert(alignof(Waiting) == sizeof(Waiting));  // otherwise clang calls libatomic, which is not linked
 
 /// One rank's place at a board, from taking its seat until leaving.
 class Place {
@@ -17498,8 +17496,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
-  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
+  /// The numbers of the group's ranks in messages, if the group is a part of the job. Otherwise it is the job, and its
+  /// board records for whom ranks wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -17514,10 +17512,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
-  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
-  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if `may_spin`, then sleeps. While it sleeps,
+  /// its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads
+  /// the seat afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so
+  /// one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -17526,7 +17524,7 @@ class Place {
         spin_pause();
       }
       if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this very core
+      sched_yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -17537,7 +17535,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -17545,43 +17543,41 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
+  /// Throws if `peer` has left and `flag` is unchanged: all data that a rank sent before it left have arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
     check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
-  /// no longer.
+  /// Records, periodically, that this rank waits for the rank with this name, which has no seat here; -1: no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
-  /// far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name, with the duration so far. May
+  /// throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
-  /// Throws if a rank has given up.
+  /// Throws if a rank has aborted.
   void check() const {
     if (board_.verdict.load() == Board::given_up)
       fail<LinkError>("rank ", board_.culprit, " gave up: ", board_.reason.view());
   }
 
-  /// The same where a process has ended.
+  /// Also throws if a process has ended.
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
-  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
-  /// consistent).
+  /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
+  /// either it sees that a rank has aborted, or that rank sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
-  /// deadline for a rank that stands still in the middle of it.
+  /// After a rank has aborted: returns when no other rank works in this one's memory any more. Waits until the deadline
+  /// for a rank that is stopped meanwhile.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -17590,7 +17586,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This rank gives up. From any thread.
+  /// Aborts the group in this rank's name. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -17671,7 +17667,7 @@ class Place {
     }
     return text;
   }
-  /// This board's news of a rank of the job: for whom it waits.
+  /// What this board knows of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -17697,7 +17693,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before sleeping; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail
@@ -17723,7 +17719,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
+  /// A region for these ranks. Only the ring's part is allocated now. Throws CommError if there is no memory.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -17743,7 +17739,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Records, before anyone takes a seat, the process of a rank.
+  /// Records a rank's process, before any rank takes a seat.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -17776,7 +17772,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
+    take_room(peer, rank, room_received_, received_, 0);  // the sender has reserved the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -17838,7 +17834,7 @@ class ShmTransport final : public Transport {
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
-  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // allocated bytes, by peer and slot
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
   static constexpr std::size_t queue_begin(int from, int to, int size) {
@@ -17910,7 +17906,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // A failed one stays until all have learned of it, or one of them tries again.
+    // A failed group stays until all its ranks know of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -17925,7 +17921,7 @@ class ThreadRendezvous {
     if (last && group->failure.empty()) {
       try {
         group->ranks = ranks_in_threads(world.size, world.timeout, world.members, world.all_reduce);
-      } catch (const std::exception& error) {  // they all hear of it
+      } catch (const std::exception& error) {  // all ranks get the error
         group->failure = error.what();
       }
     }
@@ -17987,13 +17983,13 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/meeting/rendezvous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
-/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
+/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same result.
 /// Their messages are in rendezvous_messages.hpp.
 
 // <chorus/comm/meeting/acceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anybody, although only some are wanted.
+/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -18010,8 +18006,8 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
-/// lasts as long as the system's settings say, usually half a minute.
+/// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
+/// long as the system's settings allow, usually half a minute.
 
 namespace chorus::comm::detail {
 
@@ -18035,14 +18031,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
+/// Removes the brackets of an IPv6 address, as in `[::1]`; returns other names unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
+/// Returns nothing at the deadline. A numeric address is parsed at once. A name is looked up in a thread, which lives
+/// until the system has answered, as getaddrinfo can't be cancelled. Throws CommError if there can be no thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -18091,14 +18087,14 @@ class Tls {
   ~Tls();
 
   /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
-  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
+  /// the other side's proof fails. After a partial `send` the caller must pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
+  /// The event that the last call without progress waits for: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and have not been received.
+  /// Whether bytes have been read from the socket but not received yet.
   bool holds_bytes() const;
-  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has just ended.
   std::string trouble() const;
 
  private:
@@ -18112,7 +18108,7 @@ class Tls {
   const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
-  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::vector<char> out_;   ///< encrypted, several records: a system call for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
   std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key
@@ -18265,7 +18261,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // the reason of the refusal, for the other side
+    flush();  // sends the reason to the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -18299,7 +18295,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends the encrypted data; true once all of them have gone.
+/// Sends the encrypted data; returns true when all have been sent.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {
@@ -18348,7 +18344,7 @@ CHORUS_INLINE std::string Tls::trouble() const { return trouble_; }
 
 namespace chorus::comm {
 
-/// For poll; at most 1000 s.
+/// A timeout for poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -18376,7 +18372,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent any bytes.
+  /// Whether it is a valid address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -18390,7 +18386,7 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
-  /// In numbers, without the port.
+  /// The numeric address without the port.
   std::string host() const {
     char text[NI_MAXHOST] = "?";
     getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
@@ -18420,8 +18416,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
-  /// own.
+  /// Whether other machines resolve this name to another address: Debian's /etc/hosts maps a machine's own name to
+  /// 127.0.1.1.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -18438,7 +18434,7 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
-  /// Takes over a socket that someone else has made.
+  /// Takes ownership of a socket that was made elsewhere.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -18455,7 +18451,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: its new owner closes it.
+  /// Releases ownership: the caller closes the socket.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -18474,14 +18470,14 @@ class Socket {
     return socket;
   }
 
-  /// A connection that is under way, or an empty socket with errno set.
+  /// Begins a connection; returns an empty socket with errno set on failure.
   static Socket begin_connect(const Address& address) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
-  /// listener can be connected to itself: that does not count.
+  /// listener can be connected to itself, which is not accepted.
   static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
@@ -18491,7 +18487,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// Its error, once.
+  /// The socket's error, which is then cleared.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -18504,10 +18500,10 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
-  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace data (BBR, the
+  /// default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
-    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    constexpr std::string_view plain = "reno";  // every kernel has it and allows it to everyone
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
   }
   Address local() const {
@@ -18521,8 +18517,8 @@ class Socket {
     return address;
   }
 
-  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
-  /// move bytes. Throws as Tls does.
+  /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
+  /// bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
@@ -18560,7 +18556,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false if the connection ends or the deadline comes first.
+  /// Moves all bytes; returns false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -18578,7 +18574,7 @@ class Socket {
     return true;
   }
 
-  /// False at the deadline.
+  /// Returns false at the deadline.
   bool wait(short event, Deadline deadline) const {
     if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
     pollfd entry{fd_, needs(event), 0};
@@ -18586,7 +18582,7 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
+  /// Whether the other end has closed and all its data have been read, or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -18616,8 +18612,8 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::comm {
 
-/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
-/// that an overheard proof is useless.
+/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
+/// so that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
   std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
@@ -18642,14 +18638,14 @@ struct Accepted {
   }
 };
 
-/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
-/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
-/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
-/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
-/// ones are not accepted.
+/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
+/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
+/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
+/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
+/// no new ones are accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -18680,7 +18676,7 @@ class Acceptor {
 
   /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// The reason for the last of them, if known.
+  /// The reason of the last such end, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -18700,7 +18696,7 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-  /// Accepts all connections that wait at the listener. False if some may be left.
+  /// Accepts all connections that wait at the listener. Returns false if some may be left.
   bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
@@ -18721,7 +18717,7 @@ class Acceptor {
     }
   }
 
-  /// Closes the connections whose time is over; they are in the order of arrival.
+  /// Closes the connections whose time is over; they are in order of arrival.
   bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
@@ -18732,7 +18728,7 @@ class Acceptor {
     return some;
   }
 
-  /// Waits until a connection has data. True if it is time to return.
+  /// Waits until a connection has data. Returns true if `next` must return.
   bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
@@ -18778,7 +18774,7 @@ class Acceptor {
 ///
 /// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
 /// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
-/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// it knows the token, which is never sent; a proof is valid for one connection. Outside of loopback a token is
 /// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
 /// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
 /// switches it on for loopback, too.
@@ -18811,7 +18807,7 @@ struct Answer {
 };
 static_assert(is_message<Answer, 1096>);
 
-/// All of a message but its proof, which comes last.
+/// A message without its proof, which comes last.
 template <class Message>
 std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
@@ -18848,8 +18844,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
-/// the other side requires no encryption although it is obligatory.
+/// The connecting side answers the other side's challenge. Throws CommError, naming `who` and `there`, if the other
+/// side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -18859,7 +18855,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
+/// The address at which the other ranks reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
@@ -18873,7 +18869,7 @@ inline std::uint64_t fnv_1a(std::string_view text) {
   return hash;
 }
 
-/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+/// An id that is equal for processes that can open each other's memory: one boot of one kernel, one pid namespace.
 inline std::uint64_t machine_id() {
   char text[256] = {};
   if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
@@ -18894,7 +18890,7 @@ struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
+  std::array<Address, max_ranks> addresses;  ///< tcp: the address of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
   bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
@@ -18904,7 +18900,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// The time in which a rank whose connection has ended may return before it counts as gone.
+/// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -18947,7 +18943,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // the agreement needs descriptors that strangers may hold
+    acceptor.reset();  // frees descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -18987,7 +18983,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or the reason for a refusal.
+  /// Accepts a rank, or returns the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -19058,7 +19054,7 @@ class Host {
     return meeting;
   }
 
-  /// If there is none: false, and a notice; an error if it was requested.
+  /// Returns false, with a notice, if there is no shared memory; throws if it was requested.
   bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
@@ -19095,7 +19091,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< connections with another hello
+  std::size_t strangers_ = 0;  ///< connections with an invalid hello
   bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
@@ -19163,7 +19159,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 learns of it and decides for all.
+      // Rank 0 learns the result and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
@@ -19185,9 +19181,9 @@ class Host {
 // <chorus/comm/transport/tcp_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
-/// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
-/// process that dies closes both; the others see the news connection end without a goodbye.
+/// `TcpTransport`: links over TCP. Two ranks have two connections: one carries pieces, the other one news about the
+/// rank itself, which must not wait for data: that it leaves, aborts, or has long waited for another rank. A process
+/// that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -19223,10 +19219,10 @@ class TcpTransport final : public Transport {
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
-    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t sent = 0;                        ///< bytes of the first slot that have been sent
+    detail::PieceHead head;                      ///< of the arriving piece
     std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
-    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
     detail::News last;  ///< the last news
@@ -19241,8 +19237,8 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
-  /// that it is gone, nor in a process that was forked from it.
+  /// Announces that this rank leaves: not if it has never been connected to all, since the others must learn that it is
+  /// gone, and not in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
@@ -19291,8 +19287,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
-  /// its news unread that they queue up here is not told: reasons for giving up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; `nobody`: no longer. A peer whose unread news pile up
+  /// here is not told: that room is kept for reasons of an abort.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -19307,15 +19303,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; called with `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
-  /// rank tells each other one, and on a busy machine that takes longer than the wait.
+  /// The time before a wait is announced: the others must know by their own deadlines. Earlier announcements would cost
+  /// more than the wait on a busy machine, since each rank tells every other one.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
+  /// Sends without waiting; if data are left, waits for room for at most `most`. Returns false if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -19336,7 +19332,7 @@ class TcpTransport final : public Transport {
 
  private:
   static constexpr std::size_t alignment = 64;
-  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
+  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head is right in front of its data
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   Peer& receiving_from(int peer) {
@@ -19387,7 +19383,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives the arrived data; true once a whole piece has arrived.
+  /// Receives the arrived data; returns true when a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -19422,7 +19418,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
+  /// Returns when `goal` is reached; meanwhile sends to other peers with room, and reads the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -19454,7 +19450,7 @@ class TcpTransport final : public Transport {
     if (meanwhile) meanwhile(nobody);
   }
 
-  /// Throws if a rank has died or given up.
+  /// Throws if a rank has died or aborted.
   void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
@@ -19510,9 +19506,9 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
-  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
-  /// region, for example under another user, none of them uses it. Throws CommError.
+  /// `tcp` joins all ranks. They exchange their machines' ids, and the ranks of one machine map a region.
+  /// CHORUS_HOST_ID replaces a process's machine id, for tests. If one of a machine's ranks can't map the region, for
+  /// example under another user, none of them uses it. Throws CommError.
   explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
@@ -19620,7 +19616,7 @@ class HybridTransport final : public Transport {
     shm_->may_spin = may_spin;
     return *shm_;
   }
-  /// A rank that waits inside of the machine also hears the other machines, and both learn for whom it waits.
+  /// A rank that waits inside its machine also listens to the other machines, and both learn for whom it waits.
   void listen_on_both_sides() {
     tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
     shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
@@ -19675,7 +19671,7 @@ class HybridTransport final : public Transport {
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it answers with a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -19687,7 +19683,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to an earlier rank, on its way.
+/// A connection to a lower rank that is being made.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -19708,11 +19704,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
-  /// name of the rank.
+  /// Proceeds without waiting; returns true when both sides have proved that they know the token. Throws CommError with
+  /// the name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so if the connection has ended in good order
+      errno = 0;  // stays 0 if the connection has been closed in order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -19757,9 +19753,8 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
-/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
-/// that cannot be reached.
+/// Connects the sockets of `peers[rank]` for all other ranks. Every rank connects to lower ranks and accepts higher
+/// ones, all concurrently. Throws CommError with the name of a rank that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -19772,7 +19767,7 @@ class MeshCall {
 
   Acceptor acceptor(meeting.listener, sizeof(detail::MeshHello), detail::magic, meeting.encrypted, world.token);
   std::vector<pollfd> events;
-  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  std::exception_ptr failed;  // thrown later: the others must first know this rank
   Deadline fails_at{};
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
     std::erase_if(calls, [&](detail::MeshCall& call) {
@@ -19948,25 +19943,25 @@ std::from_chars_result from_chars(const char* first, const char* last, Number& v
 // <chorus/launch/device_list.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
-/// `DeviceList`: the devices that a run is to use, as `--device 0,1` names them.
+/// `DeviceList`: the devices of a run, as named by `--device 0,1`.
 
 namespace chorus {
 
-/// Numbers of devices, each once, of a kind. Under DataParallel the first holds the model; where each process has one,
-/// the rank on its machine says which.
+/// Different numbers of devices of one kind. Under DataParallel the first holds the model; if each process has one
+/// device, its local rank is the index.
 struct DeviceList {
   std::string kind = {};      ///< "cpu" or "cuda"; empty: the model's
-  std::vector<int> ids = {};  ///< empty: of the kind, as many as the run has
+  std::vector<int> ids = {};  ///< empty: as many of the kind as the run has
 
   static constexpr int most = 64;  ///< of a kind
 
-  /// From `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
+  /// Parses `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
   static DeviceList of(std::string_view what, std::string_view text);
-  /// Throws UsageError, which names `what`, for an unknown kind, and for numbers out of range or named twice.
+  /// Throws UsageError that names `what` for an unknown kind, and for numbers that are out of range or repeated.
   void check(std::string_view what) const;
 
   int size() const { return static_cast<int>(ids.size()); }
-  /// `cpu:0,1`, as it is read.
+  /// `cpu:0,1`, as `of` parses it.
   std::string text() const {
     std::string numbers;
     for (const int id : ids) numbers += cat(numbers.empty() ? "" : ",", id);
@@ -20026,7 +20021,7 @@ struct DeviceList {
 // <chorus/launch/message.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
-/// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
+/// The launcher's messages, in printf's form: the compiler checks it, and it compiles fastest.
 
 #include <cstdarg>
 
@@ -20122,41 +20117,41 @@ inline std::string format_list(const char* form, std::va_list values) {
 // <chorus/launch/run_listener.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
-/// Who records runs: `launch` tells it of each rank and knows nothing else of it. <chorus/trace.hpp> brings one.
+/// The recorder of runs: `launch` reports each rank to it. <chorus/trace.hpp> registers one.
 
 namespace chorus {
 
-/// Which steps of a run are recorded, and where to.
+/// Which steps of a run are recorded, and in which file.
 struct TraceOptions {
-  std::string path = {};        ///< of the file; empty: none is
-  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
+  std::string path = {};        ///< of the file; empty: no trace
+  std::int64_t first_step = 5;  ///< when buckets, memory and caches are warm
   std::int64_t steps = 3;
-  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
+  bool ring_steps = false;  ///< also each step of each collective, with its first number: many events
 
-  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
+  /// Parses `FIRST:COUNT`, such as `5:3`. Throws UsageError that names `what`.
   void set_steps(std::string_view what, std::string_view text);
 };
 
-/// The process that is recorded.
+/// The recorded process.
 struct TracedProcess {
   std::string policy = "single";
-  bool distributed = false;  ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;   ///< where it is distributed
+  bool distributed = false;  ///< one rank of several: all events in this process are that rank's
+  int rank = 0, ranks = 1;   ///< if distributed
   std::string device_kind = "cpu";
-  int first_slot = 0;  ///< of the kind of devices, see trace_slot
+  int first_slot = 0;  ///< of this kind of device, see trace_slot
 };
 
 namespace detail {
 
-/// What `launch` calls where a trace is asked for.
+/// The functions that `launch` calls if a trace is requested.
 struct RunListener {
-  /// Before the body of a rank, or of a policy of one process. What it returns goes once the body has returned and the
-  /// communicator is closed. May throw: then the body is not called.
+  /// Called before the body of a rank, or of a policy of one process. The returned object is destroyed after the body
+  /// has returned and the communicator is closed. May throw: then the body is not called.
   std::shared_ptr<void> (*rank_begins)(const TraceOptions& asked, const TracedProcess& process) = nullptr;
-  /// In the process that has started `ranks` ranks, when all of them have ended: some may have been killed.
+  /// Called in the process that has started `ranks` ranks, when all have ended: some may have been killed.
   void (*ranks_have_ended)(const TraceOptions& asked, int ranks) = nullptr;
 };
-/// Null functions: a program without any. Set before main begins.
+/// Null functions in a program without a recorder. Set before main begins.
 inline constinit RunListener run_listener = {};
 
 }  // namespace detail
@@ -20181,7 +20176,7 @@ class Store;
 }
 
 namespace detail {
-/// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
+/// Parses all of `text` as a number; throws UsageError with `what` and the text otherwise.
 template <class Number>
 Number to_number(const char* what, std::string_view text) {
   Number number{};
@@ -20198,22 +20193,22 @@ Number to_number(const char* what, std::string_view text) {
 }
 }  // namespace detail
 
-/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. What follows `--` is left alone.
-/// The last one counts where an option is repeated. A value that starts with `--` has to be written `--name=--value`.
+/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. Words after `--` are ignored. If
+/// an option is repeated, the last one counts. A value that starts with `--` must be written `--name=--value`.
 class Arguments {
  public:
   Arguments() = default;
-  /// `argv` is kept, not copied.
+  /// Keeps `argv`, without a copy.
   Arguments(int argc, const char* const* argv);
 
-  /// The value of `--name`, or nothing where the option is not given; a missing value is a UsageError.
+  /// The value of `--name`, or nothing if the option is not given; a missing value is a UsageError.
   std::optional<std::string_view> find(const char* name);
   /// Whether `--name` is given.
   bool has(const char* name);
-  /// The options that nobody has asked for so far, each after a blank.
+  /// The options that have not been read so far, each after a space.
   std::string unused() const;
-  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
-  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  /// Throws UsageError if an option that has not been read looks like one that was read but is not given: one letter
+  /// off, or two if that name has seven or more; swapped neighbours count as one.
   void refuse_misspelt() const;
 
  private:
@@ -20225,23 +20220,23 @@ class Arguments {
   const char* const* argv_ = nullptr;
   int count_ = 0;
   std::vector<char> used_;
-  std::vector<std::string> missing_;  // names that were asked for and are not given
+  std::vector<std::string> missing_;  // names that were read but are not given
 };
 
-/// What `launch` has to know; what is left open has a default.
+/// Options of `launch`; unset ones have defaults.
 struct LaunchOptions {
   std::optional<int> devices;                        ///< devices of this process, or processes under DDP
-  std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
+  std::uint64_t seed = 0;                            ///< of everything random, including initial parameters
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
-  /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
+  /// The devices, see DeviceList: as many as it names, on each machine; if not set, those from 0 on.
   std::optional<DeviceList> device_ids = {};
-  /// Of a few steps; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else none. In programs
+  /// A trace of a few steps; without a path CHORUS_TRACE, CHORUS_TRACE_STEPS and CHORUS_TRACE_RING apply. For programs
   /// that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
   TraceOptions trace = {};
-  /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
-  /// CHORUS_GRACE, else 3 s.
+  /// The time between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has
+  /// started; if not set CHORUS_GRACE, else 3 s.
   std::optional<std::chrono::milliseconds> grace = {};
 
   static constexpr int most_devices = comm::max_ranks;
@@ -20250,19 +20245,19 @@ struct LaunchOptions {
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   static LaunchOptions from(Arguments& arguments);
 
-  /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
+  /// Throws UsageError for invalid options; fills in the timeout, the backend and the all-reduce.
   void complete();
 
-  /// Devices that were asked for, by their number or by a list; of one machine.
+  /// The requested number of devices, given as a number or a list; of one machine.
   std::optional<int> asked_devices() const {
     return device_ids && !device_ids->ids.empty() ? device_ids->size() : devices;
   }
 };
 
-/// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
+/// The default number of devices: 2, or 1 if this process may use only one core.
 int default_devices();
 
-/// One process of a program: what `launch` hands to the body. Without a launcher, or where the policy needs no
+/// One process of a program, which `launch` passes to the body. Without a launcher, or if the policy needs no
 /// processes, it is rank 0 of 1.
 class Run {
  public:
@@ -20270,10 +20265,10 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// The value of `--name value` or `--name=value`. Throws UsageError where it is missing.
+  /// The value of `--name value` or `--name=value`. Throws UsageError if it is missing.
   std::string option(const char* name);
   std::string option(const char* name, const char* fallback);
-  /// A number, of the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError where the value is none.
+  /// A number, with the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError if the value is not a number.
   template <class Number>
     requires std::is_arithmetic_v<Number>
   Number option(const char* name, Number fallback) {
@@ -20286,39 +20281,39 @@ class Run {
   int rank() const { return world_.rank; }
   int world_size() const { return world_.size; }
   int local_rank() const { return world_.local_rank; }
-  /// Whether this is rank 0, the one that prints and writes files.
+  /// Whether this is rank 0, which prints and writes files.
   bool is_main() const { return world_.rank == 0; }
 
-  /// Devices of the whole run: ranks where there are several, else those of `--device` or `--devices`, else `fallback`.
+  /// The devices of the whole run: ranks if there are several, else from `--device` or `--devices`, else `fallback`.
   int devices(int fallback = default_devices()) const {
     return world_.size > 1 ? world_.size : options_.asked_devices().value_or(fallback);
   }
-  /// Their numbers on this machine, where `--device` names them; else none.
+  /// The device numbers on this machine, if `--device` names them; else empty.
   std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
-  /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
-  /// named. Throws UsageError where fewer are named than this machine has processes.
+  /// The device of this process, or, under DataParallel, of the model; empty if none is named. Throws UsageError if
+  /// fewer are named than this machine has processes.
   std::optional<int> own_device() const;
   std::uint64_t seed() const { return options_.seed; }
 
   const comm::World& world() const { return world_; }
-  /// The connection to the other ranks, made at the first call, in which all of them have to take part.
-  /// Throws CommError where they don't meet.
+  /// The connection to the other ranks, made in the first call, which is collective. Throws CommError if they don't
+  /// meet.
   comm::AnyCommunicator& communicator();
-  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
-  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  /// Keys and values that the ranks share, made in the first call, which is collective. For programs that include
+  /// <chorus/comm/store.hpp>. Throws CommError if rank 0 cannot hold them.
   template <class Store = comm::Store>
   Store& store() {
     static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
-  /// Tells the ranks that this one is connected to, if any, that it fails, and why.
+  /// Tells the connected ranks, if any, that this one fails, and why.
   void abort(std::string_view why) noexcept;
 
-  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
-  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  /// Throws UsageError for an option that looks misspelt: with `--devcies 8` a program would train on one device for
+  /// hours. Policies call it when a net is built, because a program has read its options by then.
   void check_options() const { arguments_.refuse_misspelt(); }
-  /// Options of the command line that the program has not asked for, each after a blank.
+  /// Options of the command line that the program has not read, each after a space.
   std::string unused_options() const { return arguments_.unused(); }
 
  private:
@@ -20340,13 +20335,13 @@ class Run {
 // <chorus/launch/world_from_environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
-/// Which rank this process is, when a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
+/// Which rank this process is, if a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
 
 namespace chorus {
 
 namespace detail {
 
-/// The whole of `text` as a number in [low, high], or nothing.
+/// Parses all of `text` as a number in [low, high]; otherwise returns nothing.
 inline std::optional<int> whole_number(std::string_view text, int low, int high) {
   int number = 0;
   const char* end = text.data() + text.size();
@@ -20355,7 +20350,7 @@ inline std::optional<int> whole_number(std::string_view text, int low, int high)
   return number;
 }
 
-/// The same from the environment, or nothing where the variable is not set.
+/// The same from the environment; nothing if the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
@@ -20366,17 +20361,17 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
   return number;
 }
 
-/// What a launcher says about this process, before an address is known.
+/// A launcher's facts about this process, before an address is known.
 struct Seat {
   int rank, size;
   std::optional<int> local_rank, local_size;
   const char* local_rank_name;
-  std::string job = {};  ///< the same in all ranks of a job, another one in another job
+  std::string job = {};  ///< the same in all ranks of a job, different in other jobs
 };
 
 inline constexpr int most_ranks = 1 << 20;
 
-/// Reads the variables of one launcher; nothing if neither rank nor size is there.
+/// Reads the variables of one launcher; nothing if neither rank nor size is set.
 inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
                                      const char* local_size_name) {
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
@@ -20396,7 +20391,7 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
-/// mpirun or srun: a rank and a size, and something that tells jobs apart.
+/// mpirun or srun: rank, size, and an id of the job.
 inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
@@ -20404,13 +20399,13 @@ inline std::optional<Seat> seat_of_mpi_or_slurm() {
     seat->job = job != nullptr ? job : format("%d", getppid());
     return seat;
   }
-  // srun sets PMI_* too, for a single interactive shell as well; MPICH's mpirun alone gives the place in the host.
+  // srun sets PMI_*, too, even for a single interactive shell; only MPICH's mpirun also sets the local rank.
   auto seat = read_seat("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   if (seat && (seat->size > 1 || seat->local_size)) {
     seat->job = format("%d", getppid());
     return seat;
   }
-  // A batch script or an salloc shell has SLURM_NTASKS too; only what srun itself started has a step.
+  // A batch script or an salloc shell has SLURM_NTASKS, too; only processes that srun started have a step.
   const char* job = env("SLURM_JOB_ID");
   const char* step = env("SLURM_STEP_ID");
   const char* size_name = env("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
@@ -20438,7 +20433,7 @@ inline int listening_socket() {
   return fd;
 }
 
-/// A port in [20000, 32000), below the range that systems give out by themselves; FNV-1a of the job's name.
+/// A port in [20000, 32000), below the ephemeral ports, from an FNV-1a hash of the job's name.
 inline int port_of_job(std::string_view job) {
   std::uint32_t hash = 2166136261u;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -20447,15 +20442,15 @@ inline int port_of_job(std::string_view job) {
 
 }  // namespace detail
 
-/// The world that a launcher has put this process in, or nothing where none has.
+/// The world in which a launcher has started this process, or nothing without a launcher.
 ///
-/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. Where torchrun itself
+/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. If torchrun itself
 ///   listens on MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True), ranks meet at MASTER_PORT + 1.
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
-///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
+///   if srun started several tasks). MASTER_ADDR and MASTER_PORT apply here, too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
-/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback; there it is also the key of
-/// what they send, unless CHORUS_TLS=0.
+/// CHORUS_TOKEN is the job's secret, required if MASTER_ADDR is not on loopback; there it is also the key of the ranks'
+/// encryption, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 inline std::optional<comm::World> world_from_environment() {
@@ -20552,8 +20547,8 @@ CHORUS_INLINE std::string Arguments::unused() const {
 }
 
 namespace detail {
-/// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
-/// alignment distance (Damerau 1964).
+/// The number of letters that are inserted, deleted, changed, or swapped with a neighbour between two words: the
+/// optimal string alignment distance (Damerau 1964).
 inline std::size_t misspellings(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -20589,7 +20584,7 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
   }
 }
 
-// What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.
+// The text after `--name` in word i: empty or `=value`; null if that is another option.
 CHORUS_INLINE const char* Arguments::after_name(int i, const char* name) const {
   const std::size_t length = std::strlen(name);
   const char* text = argv_[i + 1];
@@ -20611,7 +20606,7 @@ inline std::chrono::milliseconds grace_of(const char* what, std::string_view tex
   if (!(value >= 0 && value <= 3600)) usage_error("%s must be a number of seconds from 0 to 3600, got %g", what, value);
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
-/// `read(text)`, which throws UsageError; then with `what` before it.
+/// Calls `read(text)`; adds `what` in front of its UsageError.
 template <class Read>
 auto named(const char* what, std::string_view text, const Read& read) {
   try {
@@ -20699,7 +20694,7 @@ CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
     world_.backend = *options_.backend;
     communicator_.emplace(comm::connect(world_));
-    world_.listen_fd = -1;  // it took that over
+    world_.listen_fd = -1;  // connect has closed or kept it
   }
   return *communicator_;
 }
@@ -20730,8 +20725,8 @@ namespace chorus {
 
 namespace detail {
 
-/// Tensors go to this process's device by default: that of `--device`; else each rank of a machine has a GPU of its
-/// own, as far as there are enough.
+/// Sets the default device of tensors in this process: that of `--device`; otherwise each rank of a machine has its own
+/// GPU, if there are enough.
 template <class Net>
 void choose_default_device(const Run& run) {
 #if CHORUS_USE_CUDA
@@ -20744,7 +20739,7 @@ void choose_default_device(const Run& run) {
   Cpu::default_index() = run.own_device().value_or(0);
 }
 
-/// A program's body without its type.
+/// A program's body with its type erased.
 struct LaunchBody {
   const void* body;
   int (*call)(const void* body, Run& run);
@@ -20764,14 +20759,14 @@ struct LaunchBody {
   }
 };
 
-/// What is launched.
+/// Facts about the launched policy.
 struct LaunchedPolicy {
   const char* name;
   bool distributed;
   const char* device_kind = "cpu";
-  int first_slot = 0;  ///< of its devices' kind, see trace_slot
+  int first_slot = 0;  ///< of this kind of device, see trace_slot
   bool one_device = false;
-  void (*require)(int device) = [](int) {};  ///< throws DeviceError where this machine has no such device
+  void (*require)(int device) = [](int) {};  ///< throws DeviceError if this machine has no such device
 
   template <class Net>
   static LaunchedPolicy of() {
@@ -20793,37 +20788,37 @@ struct LaunchedPolicy {
   }
 };
 
-/// Both forms of `launch`; without options they are read from the command line.
+/// Both forms of `launch`; if `options` is null, it reads them from the command line.
 int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body);
 
 }  // namespace detail
 
-/// Runs `body(run)` under the policy `Net` with options that the program has read by itself; returns main's status.
-/// `Net::distributed` says whether its devices are processes. If not, the body is called here. If so and torchrun,
-/// mpirun or srun has started this process (see world_from_environment), it is called here as that rank; else
-/// `options.devices` processes of this same program with the same arguments are started and watched. Call it early in
-/// main: what stands before it happens in every process. It calls manual_seed(options.seed).
+/// Runs `body(run)` under the policy `Net` with the given options; returns main's status. `Net::distributed` says
+/// whether its devices are processes. If not, the body is called here. If so and torchrun, mpirun or srun has started
+/// this process (see world_from_environment), the body is called here as that rank. Otherwise starts and supervises
+/// `options.devices` processes of the same program with the same arguments. Call it early in main: code before it runs
+/// in every process. It calls manual_seed(options.seed).
 ///
-/// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
-/// call's body alone: the calls before it return what they returned to main in the starting process, those after it
-/// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
-/// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
-/// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process
-/// called: another policy, or another number of devices.
+/// main may call it again, with other options or another policy. A process that one of its calls has started runs only
+/// that call's body: earlier calls return the status that they returned in the starting process, later ones return this
+/// call's status, and their bodies don't run. So variables of main that a body changes are seen within one call at
+/// most. If a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
+/// inside another call's body throws UsageError; so does a call on a rank that differs from the starting process's
+/// call: another policy, or another number of devices.
 ///
-/// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1, and so does a standard output that has not taken all that was
-/// printed; a rank killed by a signal gives 128 + its number, as does a signal to the program itself.
+/// `body` takes a Run& and returns nothing or a status. Its exception is printed, and the other ranks are told:
+/// UsageError gives status 2, CommError 76, others 1. A standard output that could not take everything printed gives 1.
+/// A rank killed by a signal gives 128 + the signal's number, as does a signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--grace SECONDS`, `--backend NAME`,
-/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
-/// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
-/// `--trace` is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
+/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` from the command line.
+/// Other options belong to the program, which reads them with `run.option(name)`. An option that looks misspelt is
+/// refused when the net is built (Run::check_options); one that the program never reads is named at the end. `--trace`
+/// is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -20860,27 +20855,27 @@ namespace chorus::detail {
 // <chorus/launch/supervisor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
-/// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
-/// are passed on, and nobody outlives the supervisor. `supervisor_link.hpp` is the rank's end of this.
+/// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
+/// signals are passed on, and no rank outlives the supervisor. `supervisor_link.hpp` is the rank's end.
 
 #include <sys/wait.h>
 
 // <chorus/launch/console.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
-/// `Console`: what a launcher writes for its reader, who may stand still (Ctrl-S on a terminal, a pipe that nobody
-/// reads) without keeping the launcher from its ranks.
+/// `Console`: writes a launcher's output. A reader that stops (Ctrl-S on a terminal, a pipe that nobody reads) does not
+/// block the launcher's work for its ranks.
 
 #include <deque>
 
 namespace chorus::detail {
 
-/// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
+/// Returns false, with errno, on failure: a reader that is gone, or a full disk, must not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
   const HeldSignal too_long(SIGXFSZ);
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+    if (n < 0 && errno == EAGAIN) {  // a descriptor shared with others may be non-blocking
       pollfd entry{fd, POLLOUT, 0};
       poll(&entry, 1, -1);
     } else if (n < 0 && errno != EINTR) {
@@ -20891,12 +20886,12 @@ inline bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-/// A thread writes to standard output and standard error what others hand it, in their order.
+/// A thread writes the texts that it is given to standard output and standard error, in order.
 ///
-/// Where the reader stands still, ranks' output is not dropped, nor does it fill the memory: `has_room` is false once
-/// 1 MiB waits, RankOutput stops reading, and a rank that goes on printing waits, as it would without a launcher. What
-/// has to be said nevertheless (the launcher's own messages, and what ended ranks have left in their pipes) is kept up
-/// to 64 MiB; beyond these it is dropped, and the number of bytes told.
+/// If the reader stops, ranks' output is neither dropped nor kept in memory without limit: `has_room` is false once 1
+/// MiB is waiting. RankOutput then stops reading, and a rank that goes on printing blocks, as it would without a
+/// launcher. The launcher's own messages, and the output that ended ranks have left in their pipes, are kept up to 64
+/// MiB; beyond that they are dropped, and their number of bytes is reported.
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
@@ -20905,10 +20900,10 @@ class Console {
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
-  /// Waits for the reader, as any program does that writes.
+  /// Waits for the reader, as any program that writes.
   ~Console() { finish(std::nullopt); }
 
-  /// Hands over `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
+  /// Queues `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
   void write(int fd, std::string text) {
     const std::lock_guard lock(state_->mutex);
     if (state_->bytes + text.size() > most_bytes) {
@@ -20919,20 +20914,20 @@ class Console {
     state_->queue.push_back({fd, std::move(text)});
     state_->changed.notify_all();
   }
-  /// A line of the launcher's own on standard error.
+  /// Queues a line of the launcher itself for standard error.
   void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + printable_lines(message) + "\n"); }
 
   bool has_room() const {
     const std::lock_guard lock(state_->mutex);
     return state_->bytes < enough_bytes;
   }
-  /// Waits until there is room, or that long.
+  /// Waits until there is room, for at most `patience`.
   void wait_for_room(std::chrono::milliseconds patience) const {
     std::unique_lock lock(state_->mutex);
     state_->changed.wait_for(lock, patience, [this] { return state_->bytes < enough_bytes; });
   }
 
-  /// Waits until all is written, at most as long as `patience` says; what is left then is lost. The last call.
+  /// Waits until all is written, for at most `patience` if it is given; the rest is lost. Must be the last call.
   void finish(std::optional<std::chrono::milliseconds> patience) {
     if (!thread_.joinable()) return;
     std::unique_lock lock(state_->mutex);
@@ -20944,10 +20939,10 @@ class Console {
     const bool written = done();
     lock.unlock();
     if (written) thread_.join();
-    if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
+    if (!written) thread_.detach();  // nothing ends a write to a stopped terminal
   }
-  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost some
-  /// of its output, and not to a reader that wanted no more.
+  /// The launcher's exit status, after all is written: the job's, or 1 if a successful job has lost some of its output,
+  /// except to a reader that closed the pipe.
   int status_after(int status) {
     finish(std::nullopt);
     const std::lock_guard lock(state_->mutex);
@@ -20959,7 +20954,7 @@ class Console {
  private:
   static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
 
-  /// The thread's: it may outlive the Console.
+  /// The thread's state, which may outlive the Console.
   struct State {
     struct Text {
       int fd;
@@ -20968,9 +20963,9 @@ class Console {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Text> queue;
-    std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
+    std::size_t bytes = 0, dropped = 0;  ///< queued, including the text being written; dropped
     bool ending = false, done = false;
-    int error = 0;  ///< why standard output is not complete
+    int error = 0;  ///< errno if standard output is incomplete
 
     void write_on() {
       std::unique_lock lock(mutex);
@@ -21005,19 +21000,19 @@ class Console {
 // <chorus/launch/rank_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
-/// `RankOutput`: where ranks' output goes: to the reader, with the rank in front, and into files.
+/// `RankOutput`: the destinations of ranks' output: the reader, with the rank in front, and files.
 
 // <chorus/launch/rank_process.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
-/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+/// One rank of a machine as a process: torchrun's variables, and the inherited descriptors.
 
 #include <sys/prctl.h>
 
 // <chorus/launch/signal_pipe.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
-/// File descriptors with an owner, and signals as bytes in a pipe: what a process that waits for others needs.
+/// Owned file descriptors, and signals as bytes in a pipe, for a process that waits for others.
 
 namespace chorus::detail {
 
@@ -21030,8 +21025,7 @@ inline std::string signal_name(int signal) {
   throw Error(format("launch: %s: %s", what, std::strerror(error)));
 }
 
-/// A file descriptor with an owner. It is closed on exec, and is none of the standard three even where one of them was
-/// closed.
+/// An owned file descriptor. It is closed on exec, and never 0, 1 or 2, even if one of these was closed.
 class Fd {
  public:
   Fd() = default;
@@ -21067,8 +21061,8 @@ struct Pipe {
   }
 };
 
-/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that are given.
-/// A SIGHUP that was ignored (nohup) stays ignored.
+/// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
+/// ignored.
 class SignalPipe {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -21098,7 +21092,7 @@ class SignalPipe {
   ~SignalPipe() {
     for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last look
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last read
       if (signal != SIGCHLD && signal != woken) raise(signal);
     }
   }
@@ -21142,43 +21136,43 @@ class SignalPipe {
 
 namespace chorus {
 
-/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+/// The processes to start: `ranks` copies of the program with the same arguments and torchrun's variables.
 struct RankGroup {
   int ranks = 1;                           ///< on this machine
   std::string program;                     ///< the executable: a path, or a name to be found in PATH
   char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
   std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
 
-  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  int nodes = 1, node_rank = 0;           ///< number of machines with as many ranks each, and this machine's number
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
-  int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
+  int restart = 0, max_restarts = 0;      ///< for the ranks' environment
+  std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
-  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
-  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
-  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
-  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
-  /// no rank_N.log, and `log_dir` has to be there.
+  bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines
+  std::string log_dir;     ///< if not empty, output also goes to log_dir/attempt_A/rank_N.log
+  std::vector<int> shown;  ///< if not empty, only these local ranks are shown, with the rank in front
+  /// For each local rank the sum of 1 (stdout) and 2 (stderr). `redirects`: streams that go to rank_N.stdout.log and
+  /// rank_N.stderr.log instead of the reader; `tee`: streams that go to both. If one of them is not empty, `log_dir`
+  /// must be set, and there is no rank_N.log.
   std::vector<int> redirects, tee;
-  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job in order: passed on to ranks
 };
 
 namespace detail {
 
-/// What a rank inherits of its supervisor.
+/// The descriptors that a rank inherits from its supervisor.
 struct RankDescriptors {
-  int report;       ///< it writes there why it fails
+  int report;       ///< for the reason of its failure
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
-/// The variables of rank `local_rank` of this machine that are not those of the supervisor.
+/// The variables of local rank `local_rank` that differ from the supervisor's.
 inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                  const std::string& token, const RankDescriptors& given) {
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
@@ -21208,18 +21202,18 @@ inline std::vector<std::string> rank_environment(const RankGroup& group, int loc
   return ours;
 }
 
-/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
-/// another thread may have held a lock when this one was copied.
+/// In the child, from `fork` to `exec`; returns only if the program can't be started. Nothing here allocates: another
+/// thread may have held a lock during the fork.
 inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
                         const RankDescriptors& given, pid_t supervisor) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
   if (getppid() != supervisor) _exit(128 + SIGKILL);
   fcntl(given.report, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
   if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
   if (given.err >= 0) dup2(given.err, STDERR_FILENO);
-  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  // The program must not inherit the supervisor's signal handlers or blocked signals.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -21232,8 +21226,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
-/// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
-/// it can't be started.
+/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
 inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                         const RankDescriptors& given) {
   std::vector<const char*> environment;
@@ -21247,7 +21240,7 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
   environment.push_back(nullptr);
 
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
-  Pipe trouble;  // ends without a word where the program has started
+  Pipe trouble;  // closed without data when the program has started
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -21277,12 +21270,12 @@ inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vecto
 
 namespace chorus::detail {
 
-/// A stream that is shown comes through a pipe, from which a thread hands whole lines on to the console, as
-/// `[rank N] line`, and to the stream's file where it has one. One that only goes into a file goes there by itself, and
-/// one that is shown as it is is the launcher's own. Of each stream no more than one line is held, and 1 MiB of that.
+/// A stream that is shown is a pipe; a thread passes whole lines to the console, as `[rank N] line`, and to the
+/// stream's file, if there is one. A stream that goes only to a file is that file; one that is shown unchanged is the
+/// launcher's own. At most one line per stream is buffered, up to 1 MiB.
 class RankOutput {
  public:
-  /// Makes the folder of this attempt where files are asked for. Throws FileError.
+  /// Creates this attempt's folder if files are requested. Throws FileError.
   RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
     if (group.log_dir.empty()) return;
     folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
@@ -21292,17 +21285,17 @@ class RankOutput {
   }
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
-  /// Waits until what the ranks wrote is handed over: not for a process that a rank has left behind, nor for a reader.
+  /// Waits until the ranks' output is passed on, but not for processes that a rank has left behind, nor for the reader.
   ~RankOutput() {
     ending_.store(true);
     if (thread_.joinable()) thread_.join();
   }
 
-  /// A rank's standard output and standard error; none where it is the launcher's.
+  /// A rank's standard output and standard error; empty for the launcher's own.
   struct Streams {
     Fd out, err;
   };
-  /// Before `start`.
+  /// Call it before `start`.
   Streams add(int local_rank) {
     const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
     const int rank = group_.node_rank * group_.ranks + local_rank;
@@ -21330,7 +21323,7 @@ class RankOutput {
   struct Source {
     int rank, shown_on;
     Fd pipe, log;
-    std::string line;  ///< without its end so far
+    std::string line;  ///< an incomplete line
   };
 
   static int at(const std::vector<int>& list, int local_rank) {
@@ -21338,15 +21331,15 @@ class RankOutput {
     return i < list.size() ? list[i] : 0;
   }
 
-  /// What a rank gets as a stream of its own; `path` is empty where it has no file.
+  /// A rank's stream; `path` is empty if it has no file.
   Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
     Fd log;
-    if (!path.empty())  // added to: a folder may hold the logs of a job before
+    if (!path.empty())  // append: the folder may hold logs of an earlier job
       log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
     Pipe pipe;
-    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
+    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end blocks
     sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
     return std::move(pipe.write_end);
   }
@@ -21354,7 +21347,7 @@ class RankOutput {
   void pump() {
     std::vector<pollfd> events(sources_.size());
     for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
-      if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
+      if (!console_.has_room()) {  // the pipes fill up, then the ranks block
         console_.wait_for_room(std::chrono::milliseconds(50));
         continue;
       }
@@ -21367,7 +21360,7 @@ class RankOutput {
       }
     }
     for (auto& source : sources_) {
-      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      // The ranks' output is in the pipes. A process that a rank has left behind may go on writing for ever.
       int there = 0;
       if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
       while (there > 0 && read_some(source, &there)) {
@@ -21376,7 +21369,7 @@ class RankOutput {
     }
   }
 
-  /// False at the end. `left`, if given, is reduced by what was read.
+  /// Returns false at the end. `left`, if given, is reduced by the bytes read.
   bool read_some(Source& source, int* left = nullptr) {
     char buffer[65536];
     const auto n = read(source.pipe.get(), buffer, sizeof buffer);
@@ -21425,7 +21418,7 @@ class RankOutput {
 // <chorus/launch/supervisor_link.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
-/// The rank's end of the line between a rank and the supervisor that started it.
+/// A rank's end of the connection to the supervisor that started it.
 
 namespace chorus {
 
@@ -21434,20 +21427,19 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
-/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
-/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
-/// the order in which processes end.
+/// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
+/// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
-  bool arrived = false;           ///< at its call of `launch`
-  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
-  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
+  bool arrived = false;           ///< whether it has reached its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
+  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
   std::string message;
 
   static std::string stamp_of_now(int status) {
     return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
                   status);
   }
-  /// Of one that says nothing `when` is the latest time there is.
+  /// A rank without a report gets the latest possible `when`.
   static RankReport from(const std::string& text) {
     RankReport report;
     report.arrived = text.starts_with('+');
@@ -21458,7 +21450,7 @@ struct RankReport {
     if (stamped) rest = end + 1;
     const auto status = std::strtol(rest, &end, 10);
     stamped = stamped && end != rest && *end == ' ';
-    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    // An exit status keeps only the lowest byte, which may be 0.
     const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
     if (stamped) report.when = when, report.status = known, begin = end + 1;
     report.message.assign(begin, text.c_str() + text.size());
@@ -21468,26 +21460,26 @@ struct RankReport {
 
 }  // namespace detail
 
-/// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
-/// it fails itself. In a process that no supervisor started it is tied to nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, and reports the
+/// reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
-  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  /// This process's link, made in the first call. Throws UsageError for invalid variables.
   static const SupervisorLink& of_process() {
     static const SupervisorLink link;
     return link;
   }
 
-  /// Tells the supervisor that this rank has come to `launch`.
+  /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
     if (report_fd_ >= 0) [[maybe_unused]]
       const auto written = write(report_fd_, "+", 1);
   }
 
-  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
-  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
+  /// message`. With a nonzero `status` the rank has failed even if main returns 0.
   void report(std::string_view prefix, std::string_view message, int status) const {
-    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    // A pipe holds 64 KiB and is read only after this process has ended: only the first report is written.
     const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
     const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
     reported_ = reported_ || piped;
@@ -21506,10 +21498,10 @@ class SupervisorLink {
                   ") has ended");
       _exit(128 + SIGKILL);
     }
-    // What this process starts in turn is no rank of that supervisor.
+    // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
-    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    struct stat facts {};  // a script in between may have closed it and reused its number
     if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
@@ -21528,12 +21520,12 @@ namespace chorus {
 struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
-  int signal = 0;        ///< the signal that the supervisor itself was sent
+  int signal = 0;        ///< the signal that was sent to the supervisor
 };
 
 namespace detail {
 
-/// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
+/// The address of a name of this machine. Throws UsageError if it is `for_others` and resolves differently on others.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
   check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
@@ -21543,10 +21535,9 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 }
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
-/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
-/// SIGUSR1 and SIGUSR2, where they are not among those, are passed on, too, and end nothing. What there is to show goes
-/// to `console`, and nothing here waits for its reader. Run it in a thread that lives as long as the ranks: they are
-/// killed when it ends.
+/// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
+/// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
+/// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -21557,7 +21548,7 @@ class Supervisor {
         ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
-  /// Where something threw half-way, nobody is left behind.
+  /// After an exception no rank is left running.
   ~Supervisor() {
     for (Rank& rank : ranks_) {
       if (!rank.running) continue;
@@ -21566,7 +21557,7 @@ class Supervisor {
     }
   }
 
-  /// Once. Throws Error where a process cannot be started.
+  /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
     while (running_ > 0 || undecided()) {
@@ -21596,7 +21587,7 @@ class Supervisor {
     return outcome_;
   }
 
-  /// Stops the ranks as if they had lost another one, and says why; any thread may call it while `run` runs, once.
+  /// Stops the ranks as if they had lost a peer, and says why; any thread may call it once while `run` runs.
   void interrupt(const char* why) {
     interrupted_by_ = why;
     signals_.wake();
@@ -21610,8 +21601,8 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
-    Fd reports;         ///< what the rank has to say when it fails
-    RankReport report;  ///< the same, once it has ended
+    Fd reports;         ///< the rank's report when it fails
+    RankReport report;  ///< the same, after it has ended
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -21627,7 +21618,7 @@ class Supervisor {
     return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
 
-  /// Other users of this machine can reach loopback, too.
+  /// A token, because other users of this machine can reach loopback, too.
   static std::string random_token() {
     comm::Mac bytes;
     comm::fill_random(bytes);
@@ -21636,8 +21627,8 @@ class Supervisor {
     return token;
   }
 
-  /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
-  /// that nobody can take the port in between.
+  /// On machine 0 the socket at which the ranks meet is opened before there are ranks and passed to rank 0, so that no
+  /// other process can take the port in between.
   void start_all() {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
@@ -21674,14 +21665,14 @@ class Supervisor {
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
-    // The signal that has ended all of them may be on its way here, too.
+    // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
   }
   bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
-  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
-  /// not have passed on what `launch` returned.
+  /// Checks whether a rank with exit status 0 has made its call of launch: main may have taken another path, or ignored
+  /// `launch`'s status.
   void doubt(Rank& rank) {
     auto& [arrived, when, status, message] = rank.report;
     if (!group_.launch.empty() && !arrived) {
@@ -21689,7 +21680,7 @@ class Supervisor {
       message = "its main has ended without coming to the call of launch that has started it";
     }
     if (status != 0)
-      rank.wait_status = status << 8;  // as one that exits with it
+      rank.wait_status = status << 8;  // as if it had exited with it
     else
       say_report(rank);
   }
@@ -21700,7 +21691,7 @@ class Supervisor {
     if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
-  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  /// After rank 0 has ended: its children may live on and hold the socket, but a restart needs the port.
   void close_listener() {
     if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
     listener_.reset();
@@ -21710,15 +21701,15 @@ class Supervisor {
     return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
   }
 
-  /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
-  /// Ctrl-C reaches the ranks as soon as it reaches us.
+  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
+  /// reaches the ranks as soon as the supervisor.
   static Milliseconds patience(int wait_status) {
     if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
     const int signal = WTERMSIG(wait_status);
     return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
   }
 
-  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  /// Other ranks need this time to write their flight records when they learn of the loss.
   static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
@@ -21729,7 +21720,7 @@ class Supervisor {
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }
 
-  /// Names the rank that failed first, and stops the others.
+  /// Names the rank that failed first and stops the others.
   void judge() {
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
@@ -21772,13 +21763,13 @@ class Supervisor {
                                         running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
-  /// No restart follows.
+  /// Records the signal: no restart follows.
   void note(int signal) {
     outcome_.signal = signal;
     if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
   }
 
-  /// All machines come together again.
+  /// Stops the ranks for a new round of all machines.
   void form_anew() {
     if (stage_ != Stage::watching || suspect_) return;
     outcome_.status = lost_peer_status;
@@ -21790,7 +21781,7 @@ class Supervisor {
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
-    kill_running(SIGCONT);  // a stopped process gets no other signal
+    kill_running(SIGCONT);  // a stopped process receives no other signal
   }
   void kill_all() {
     stage_ = Stage::killing;
@@ -21812,29 +21803,29 @@ class Supervisor {
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
-  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
+  std::string token_;              ///< a secret of this job only; empty if the starter has set one
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
 };
 
-/// A program that fails at once shall not keep the machine busy.
+/// The minimum duration of an attempt, so that a program that fails at once does not keep the machine busy.
 inline constexpr std::chrono::milliseconds shortest_attempt{200};
 
-/// A wrong option stays wrong, and who sends a signal wants an end.
+/// No restart for a wrong option, which stays wrong, and after a signal, whose sender wants an end.
 inline bool worth_a_restart(const GroupOutcome& outcome) {
   return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
 }
 
 }  // namespace detail
 
-/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
-/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
-/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
-/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+/// Supervises the group, and restarts all its ranks after a failure, up to `group.max_restarts` times and at most once
+/// in 200 ms; a program loses its work since its newest checkpoint. A wrong option (exit status 2) and a signal to this
+/// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
+/// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
-/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
-/// it is waited for, after a signal for `group.grace` at most.
+/// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
+/// waits for the reader; after a signal for at most `group.grace`.
 inline int run_job(RankGroup group) {
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
@@ -21855,7 +21846,7 @@ inline int run_job(RankGroup group) {
 // <chorus/launch/variables.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
-/// The environment variables that programs and launchers read, for their --help.
+/// The environment variables that programs and launchers read, for --help.
 
 namespace chorus::detail {
 
@@ -21880,7 +21871,7 @@ struct Failure {
   std::string message;
 };
 
-/// What the exception that is being handled means for the user. Call it inside a catch block.
+/// The status and message for the exception being handled. Call it inside a catch block.
 inline Failure current_failure() {
   try {
     throw;
@@ -21897,7 +21888,7 @@ inline Failure current_failure() {
   }
 }
 
-/// The path of this program; /proc/self/exe itself would do, but `ps` would call every rank "exe".
+/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
 inline std::string own_program() {
   char path[PATH_MAX];
   const auto size = readlink("/proc/self/exe", path, sizeof path);
@@ -21908,7 +21899,7 @@ inline std::string own_program() {
   return "/proc/self/exe";
 }
 
-/// Of programs that can record runs.
+/// For programs that can record runs.
 inline constexpr const char* trace_help =
     "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
@@ -21941,11 +21932,11 @@ inline void print_launch_help(const char* program) {
       run_listener.rank_begins == nullptr ? "" : trace_help, launch_variables);
 }
 
-/// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
+/// The contents of CHORUS_LAUNCH, which `launch` sets for a process that it starts: `CALL DEVICES STATUSES POLICY`.
 struct LaunchOrder {
-  int call = 0;               ///< of `launch` in main, from 0
-  int devices = 1;            ///< that were asked for
-  std::vector<int> statuses;  ///< that the calls before it returned
+  int call = 0;               ///< index of the call of `launch` in main, from 0
+  int devices = 1;            ///< the requested number
+  std::vector<int> statuses;  ///< of the earlier calls
   std::string policy;
 
   std::string text() const {
@@ -21954,7 +21945,7 @@ struct LaunchOrder {
     return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
   }
 
-  /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
+  /// Reads it and removes it from the environment, so that processes started here don't inherit it. Empty if not set.
   static std::optional<LaunchOrder> take() {
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
@@ -21983,18 +21974,18 @@ struct LaunchOrder {
 /// The calls of `launch` in this process.
 struct LaunchCalls {
   std::mutex mutex;
-  std::optional<LaunchOrder> order;  ///< where one in another process has started this one
+  std::optional<LaunchOrder> order;  ///< set if a call in another process has started this one
   std::vector<int> statuses;         ///< of the calls so far
-  bool ordered = false;              ///< whether `order` has been looked for
+  bool ordered = false;              ///< whether `order` has been read
   int meetings = 0;                  ///< of ranks, so far
-  int listen_fd = -1;                ///< rank 0's: where ranks meet again and again
+  int listen_fd = -1;                ///< rank 0's: the socket at which ranks meet repeatedly
 
   static LaunchCalls& of_process() {
     static LaunchCalls calls;
     return calls;
   }
 
-  /// The number of a call that begins; `passed` is its status where it is not to run.
+  /// The number of a call that begins; `passed` is its status if it must not run.
   int begin(std::optional<int>& passed) {
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
@@ -22011,7 +22002,7 @@ struct LaunchCalls {
   }
 };
 
-/// While it lives, `flag` is set. Throws UsageError where it is set already.
+/// Sets `flag` while it lives. Throws UsageError if it is set already.
 class FlagScope {
  public:
   FlagScope(std::atomic<bool>& flag, const char* why_not) : flag_(flag) {
@@ -22025,7 +22016,7 @@ class FlagScope {
   std::atomic<bool>& flag_;
 };
 
-/// Throws UsageError where main has come to another call than the process that started this one.
+/// Throws UsageError if main has reached another call than the process that started this one.
 inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
   const char* advice =
       "; main has to take the same way in all processes, whatever files, environment or time it goes by";
@@ -22037,7 +22028,7 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
                 *asked, advice);
 }
 
-/// Throws UsageError where the policy's model can't be on the devices that were named.
+/// Throws UsageError if the policy's model can't use the named devices.
 inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& options) {
   if (!options.device_ids) return;
   const auto& list = *options.device_ids;
@@ -22058,7 +22049,7 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
   }
 }
 
-/// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
+/// Throws UsageError unless the list has one device for each process that a launcher has started on this machine.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
   usage_error(
@@ -22067,8 +22058,8 @@ inline void check_one_each(const comm::World& world, const LaunchOptions& option
       options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
-/// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
-/// sense are not this policy's.)
+/// Warns of several processes that each run a policy of one process: they are independent. (Invalid variables are
+/// ignored here, as this policy doesn't use them.)
 inline void warn_of_strangers(LaunchedPolicy policy) {
   std::optional<Seat> seat;
   try {
@@ -22083,7 +22074,7 @@ inline void warn_of_strangers(LaunchedPolicy policy) {
         policy.name, seat->size));
 }
 
-/// Without a token nothing tells this user's processes from another's.
+/// Warns if there is no token: other users' processes could pose as ranks.
 inline void warn_of_users(const comm::World& world) {
   static std::atomic<bool> said{false};
   if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
@@ -22091,7 +22082,7 @@ inline void warn_of_users(const comm::World& world) {
                world.master_addr.c_str(), world.master_port));
 }
 
-/// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
+/// Joins the world of a launcher, or returns nothing. `devices` is the number that the user asked for, if any.
 inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
   auto& calls = LaunchCalls::of_process();
   auto world = world_from_environment();
@@ -22111,10 +22102,10 @@ inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int>
   return world;
 }
 
-/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
-/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
-/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
-/// CHORUS_BIND=0. Threads that start later keep to the same cores.
+/// Binds a rank to its share of its machine's cores, as mpirun does: otherwise the scheduler may wake two ranks that
+/// wait for each other on one core and leave them there. If ranks outnumber cores, neighbours share a core, if all
+/// cores get equally many. Not done if the affinity is set already, or with CHORUS_BIND=0. Later threads inherit the
+/// binding.
 inline void keep_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
@@ -22132,10 +22123,10 @@ inline void keep_to_own_cores(const comm::World& world) {
   sched_setaffinity(0, sizeof own, &own);
 }
 
-/// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
-/// lives on until the message is out: ranks that are told of the loss come second.
+/// Calls the body; its exception becomes a message and a status. The Run, with the connection to other ranks, lives
+/// until the message is printed, so that messages of ranks that lose this one come later.
 inline int call(Run& run, LaunchBody body) {
-  // A rank that `launch` has started has failed where its call has, whatever main makes of it.
+  // A rank that `launch` has started has failed if its call has, even if main ignores the status.
   const bool ordered = LaunchCalls::of_process().order.has_value();
   const auto& link = SupervisorLink::of_process();
   try {
@@ -22152,8 +22143,8 @@ inline int call(Run& run, LaunchBody body) {
   }
 }
 
-/// Who records this call of `launch`; nobody where no trace is asked for. Throws UsageError where one is and nothing in
-/// the program writes it.
+/// The recorder of this call of `launch`; empty if no trace is requested. Throws UsageError if one is requested and
+/// nothing in the program writes it.
 inline RunListener listener_to(const LaunchOptions& options) {
   if (options.trace.path.empty()) return {};
   check<UsageError>(run_listener.rank_begins != nullptr,
@@ -22201,7 +22192,7 @@ inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments
   } else {
     warn_of_strangers(policy);
   }
-  // What a rank has printed is there, whichever rank fails next.
+  // Line buffering: a rank's output is there when another rank fails.
   if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
   std::shared_ptr<void> recorded;
@@ -43434,7 +43425,7 @@ class ParallelApply {
 // <chorus/comm/nccl/device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, by any library.
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, independent of the library.
 
 namespace chorus::comm {
 
@@ -43445,11 +43436,11 @@ struct DevicePiece {
   DType dtype;
 };
 
-/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after the present
-/// work of the thread's compute stream, and later work of the stream runs after the collective; the host continues. So
-/// a later call throws the failure of a device: CommError, or TimeoutError after the group's deadline. The first
-/// failure is final, for all devices.
+/// Several devices, numbered from 0, with one thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and finally `leave`. A collective runs on the stream after
+/// the present work of the thread's compute stream and before its later work; the host continues. So a device's failure
+/// is thrown by a later call: CommError, or TimeoutError after the group's deadline. The first failure is final for all
+/// devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;
@@ -43457,20 +43448,20 @@ class DeviceGroup {
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// Meets the others.
+  /// Meets the other devices.
   virtual void join(int rank) = 0;
   /// All devices' pieces := device 0's.
   virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
   /// Device 0's pieces := the sums of all devices' pieces, in float or double, added in the library's order.
   virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
   virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
+  /// Aborts the group for a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   /// The device of the first failure; -1: none.
   virtual int failed() = 0;
 };
 
-/// Makes the group of these GPUs, all of them different. `timeout`: each device's limit for the others in a call.
+/// Makes the group of these GPUs, all different. `timeout`: how long a device waits for the others in a call.
 using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
                                                           std::chrono::milliseconds timeout);
 
@@ -46936,7 +46927,7 @@ namespace chorus::comm {
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// A rank's announcement of its text: no memory is taken for a text that no rank has.
+/// Checks the announced size of a rank's text, so that memory is only allocated for a valid one.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -46944,7 +46935,7 @@ inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::in
 }
 }  // namespace detail
 
-/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+/// The structs of all ranks, in rank order, sent as their bytes.
 template <class Communicator, class Message>
 requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
                                                                                        const Message& own) {
@@ -46954,9 +46945,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
-/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
-/// if a text has more than `most_object_bytes`.
+/// The texts of all ranks, in rank order; any bytes (PyTorch's all_gather_object, which pickles). Send structured data
+/// as JSON, for example. Each rank temporarily holds size() times the longest text. Throws CommError for a text with
+/// more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -48785,12 +48776,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/nccl/nccl_device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
-/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of the calls it makes.
+/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of NCCL's functions.
 
 // <chorus/comm/nccl/nccl_queue.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
-/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
+/// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
 
 // <chorus/comm/nccl/nccl_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
@@ -48800,7 +48791,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
@@ -48820,11 +48811,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -48839,7 +48830,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -48970,8 +48961,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -48982,7 +48973,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -48997,7 +48988,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -49021,10 +49012,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -49050,7 +49041,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -49060,15 +49051,15 @@ class FlightRecorder {
 // <chorus/comm/nccl/nccl_abort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
-/// `NcclAbort`: the end of a failed communicator of NCCL.
+/// `NcclAbort`: aborts a failed communicator of NCCL.
 
 #include <future>
 
 namespace chorus::comm {
 
-/// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
-/// that found the failure, or one that waits for a lock of that thread.
+/// Aborts a communicator in its own thread. NCCL's abort ends the device's kernels at once, but returns only when no
+/// graph that was captured with the communicator exists. The thread that must destroy those graphs may be the one that
+/// found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -49082,11 +49073,11 @@ class NcclAbort {
       });
       ended_ = std::move(future);
     } catch (...) {
-      api.abort(comm);  // without a thread there is no other way
+      api.abort(comm);  // without a thread: block
     }
   }
 
-  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false and leaves the thread running.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;
@@ -49113,17 +49104,17 @@ class NcclAbort {
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -49147,11 +49138,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -49167,43 +49158,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -49215,28 +49206,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -49247,10 +49238,10 @@ class Transport {
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
-/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
-/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
-/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
+/// The basis of NcclQueue: a non-blocking communicator, its stream, the calls in flight, in order, and the first
+/// failure. A call is between two events: one after the compute stream's work that it needs, and one after the call.
+/// NCCL's and CUDA's codes become errors with rank and call. After the first error the communicator is aborted, and no
+/// further calls of it are made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -49259,12 +49250,12 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or another event that takes a place in the streams' order.
+  /// One call, or another event with a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
     Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
-    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    bool runs = false;  // `ready` has been reached: the timeout counts from here
     Deadline deadline{};
   };
 
@@ -49296,8 +49287,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
-  /// this rank has left the group, and a Work may still be asked, it asks nobody.
+  /// Aborts if this rank was asked to, or if another rank has aborted; `call`: this rank's present call, if any. Does
+  /// nothing if this rank has left the group, when a Work may still be asked.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -49314,8 +49305,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
-  /// has to be under way before it returns.
+  /// NCCL's code of a call: inside a group, whose end reports whether it was launched; or of a single call, which must
+  /// be launched before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -49352,7 +49343,7 @@ class NcclCalls {
 
   void give_up(std::string why, bool timed_out) noexcept {
     failure_ = {std::move(why), timed_out};
-    // This thread's calls of other communicators would wait for the group's end, too.
+    // Otherwise this thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
     in_flight_.clear();
     captured_.clear();
@@ -49394,15 +49385,15 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
-  /// recorded after a call only once NCCL has accepted it.
+  /// The call has been launched on `stream`; returns its ticket. NCCL may launch from its own thread, so an event is
+  /// recorded only after NCCL has accepted the call.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
     call.done = event();
     check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
-    if (!call.captured) recorder_.name(call.number, call);  // of a group, its last call is known by now
+    if (!call.captured) recorder_.name(call.number, call);  // for a group, its last call is known now
     (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
@@ -49415,7 +49406,7 @@ class NcclCalls {
     const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
     if (captured == captured_.end() && flying == in_flight_.end()) {
       if (ticket > finished_ && failure_) failure_.raise();
-      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
+      return;  // has ended, or belongs to the open group, which is waited for as a whole
     }
     Call call = captured != captured_.end() ? *captured : *flying;
     check_cuda(call, api_.use_device(device_));
@@ -49427,19 +49418,19 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// The calls of a failed capture: they never ran, and nobody waits for them.
+  /// Forgets the calls of a failed capture: they never ran, and nothing waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
   }
 
-  /// Whether a call has ended, or never will.
+  /// Whether a call has ended or never will.
   bool has_ended(std::uint64_t ticket) {
-    if (captured_.empty()) inspect();  // a capturing thread may not ask
+    if (captured_.empty()) inspect();  // a capturing thread must not query events
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds the calls that have ended, and faults of those that have not.
+  /// Finds calls that have ended, and errors of calls that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -49491,18 +49482,18 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from their issue until their end is seen
+  FlightRecorder recorder_;             // calls from launch until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
-  std::condition_variable_any change_;  // something is in flight, or nothing any more
+  std::condition_variable_any change_;  // whether something is in flight has changed
   std::deque<Call> in_flight_;
-  std::vector<RedOp> operators_;  // of the call that is being made
+  std::vector<RedOp> operators_;  // of the call being made
   std::uint64_t issued_ = 0;
 
  private:
   const std::function<void(const Failure&)> tell_;
   const std::function<Failure()> hear_;
   std::vector<Event> events_, spare_;
-  std::deque<Call> captured_;  // until they are waited for, in the same capture
+  std::deque<Call> captured_;  // until they are waited for in the same capture
   std::uint64_t finished_ = 0;
 };
 
@@ -49514,15 +49505,15 @@ namespace chorus::comm {
 /// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
 /// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
 /// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
-/// a thread that waits for the device continues, and meets the failure at the next call.
+/// a thread that waits for the device continues and gets the failure at its next call.
 ///
-/// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
-/// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
+/// All NCCL calls are made under one lock, and none of them blocks: the communicator is non-blocking. A stream capture
+/// is not watched, since captured events cannot be queried; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
-  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank aborts; from any thread. `hear` returns another rank's
+  /// failure, if known, and then this rank aborts, too; it is called at each call and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -49537,8 +49528,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
-  /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those to be destroyed once the call is under way. Returns its ticket.
+  /// Launches one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to
+  /// `operators` those to be destroyed after the launch. Returns the call's ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -49555,7 +49546,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// Launches the calls of `calls` together; they run concurrently. Returns their ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -49572,8 +49563,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
-  /// NCCL's code. Returns their ticket.
+  /// Launches `count` calls of a kind together: `issue(api, i, comm, stream)` makes number i and returns NCCL's code.
+  /// Returns their ticket.
   template <class Issue>
   std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -49585,7 +49576,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which adds work with calls of this communicator to the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -49600,7 +49591,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// The compute stream waits for a call; the host does not.
+  /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -49611,8 +49602,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return this->has_ended(ticket);
   }
 
-  /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
-  /// per call. Not inside of a capture.
+  /// Returns when all calls so far have ended on the device; throws the failure of one of them. Waits for at most
+  /// `timeout` per call. Not allowed inside a capture.
   void synchronize() {
     for (int turn = 0;; ++turn) {
       {
@@ -49625,16 +49616,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
+  /// Aborts for a reason of the caller. A thread that waits in an NCCL call gets that reason.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
-  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
-  /// communicator before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well; with an abort if a call has failed or
+  /// during an exception, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, with a limit.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -49648,14 +49639,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and threads that wait for a call learn the reason.
+      // The communicator was aborted, and threads that wait for a call have the reason.
     }
     NcclAbort<Api> abort;
     {
       const std::lock_guard lock(mutex_);
       abort = std::move(abort_);
     }
-    if (!abort.finish(timeout_))  // with its streams, which it may still use
+    if (!abort.finish(timeout_))  // streams stay: the abort may still use them
       return chorus::detail::say(cat("rank ", rank_, ": nccl: a communicator is left behind: after ", timeout_.count(),
                                      " ms a graph that was captured with it still lives"));
     const std::lock_guard lock(mutex_);
@@ -49663,7 +49654,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   int device() const { return device_; }
-  /// The newest calls, a line each: those of a captured step are one, its launch.
+  /// The newest calls, one per line; a captured step is one call, its launch.
   std::string record() {
     const std::lock_guard lock(mutex_);
     return recorder_.lines();
@@ -49683,7 +49674,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
-  // From group_start to group_end `give_up` ends the group.
+  // Between group_start and group_end an abort ends the group.
   template <class Made>
   std::uint64_t launch_together(Call& call, const Made& calls) {
     open(call);
@@ -49730,8 +49721,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
-/// others do so within milliseconds.
+/// Each device has an NCCL communicator, its stream, and a thread that watches it. If one of them aborts, all others
+/// abort within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:
@@ -49800,7 +49791,7 @@ class NcclDeviceGroup final : public DeviceGroup {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   Failure failure_;  // the first one
-  int failed_ = -1;  // and whose it is
+  int failed_ = -1;  // its device
   std::vector<std::unique_ptr<NcclQueue<Api>>> queues_;
 };
 
@@ -49810,7 +49801,7 @@ class NcclDeviceGroup final : public DeviceGroup {
 // <chorus/comm/nccl/nccl_engine.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
-/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of NCCL's functions.
 
 // <chorus/comm/engine/ring_traffic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
@@ -49819,7 +49810,7 @@ class NcclDeviceGroup final : public DeviceGroup {
 
 namespace chorus::comm {
 
-/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
+/// Counts this rank's bytes in a call around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;
@@ -49856,7 +49847,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to learn if there is none.
+    // The other ranks wait for the id, so they must learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -49880,7 +49871,7 @@ class NcclEngine final : public Engine {
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
   std::chrono::nanoseconds busy() const override { return not_measured; }
-  /// Calls of host memory, and barriers, are those of `control`.
+  /// Calls on host memory, and barriers, go over `control`.
   std::string record() const override { return control_.engine().record() + queue_->record(); }
 
   NcclQueue<Api>& queue() { return *queue_; }
@@ -49890,7 +49881,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: without numbers no memory may exist that could decide.
+  // The same on all ranks, independent of memory: an empty call may have no memory to decide by.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -49900,7 +49891,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_ring_traffic(call, rank, size, members);  // NCCL chooses its algorithm by itself
+    count_ring_traffic(call, rank, size, members);  // an estimate: NCCL chooses its algorithm itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -49913,7 +49904,7 @@ class NcclEngine final : public Engine {
   }
 
   static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
-    // On bool, sum and max are "or" and min is "and": 0 and 1 as bytes do the same under max and min.
+    // On bool, sum and max are "or" and min is "and": on the bytes 0 and 1 these are max and min.
     const bool logical = call.reduction.dtype == DType::boolean;
     const DType type = logical ? DType::u8 : call.reduction.dtype;
     RedOp op = api.reduce_op(logical && call.reduction.op == ReduceOp::sum ? ReduceOp::max : call.reduction.op);
@@ -49948,33 +49939,33 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
-/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
-/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
-/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
-/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
-/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls on host memory, and
+/// barriers, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host;
+/// only `barrier` blocks the host. The host learns of a failure at the next call. A thread that waits for the device
+/// continues, as a failed communicator is aborted. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. A scale is rounded to the type of the numbers.
 ///
-/// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
+/// Crossing messages (both ranks send before they receive) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
-  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
-  /// limit for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this;
+  /// the ranks tell each other over it when one aborts or dies. `timeout`: how long a call waits for the other ranks.
+  /// Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
-  /// it.
+  /// Runs the collectives of `calls` as one launch; the compute stream waits for its end. It must not contain a
+  /// barrier.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();
     queue.wait(queue.group(calls));
   }
 
-  /// Blocks the host until all calls so far have ended; throws how one of them failed.
+  /// Blocks the host until all calls so far have ended; throws the failure of one of them.
   void synchronize() const { nccl_->queue().synchronize(); }
 
  private:
@@ -50247,8 +50238,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
-/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
+/// events are the runtime's, so errors are codes here, not exceptions as elsewhere in chorus.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -50332,7 +50323,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
+  /// With the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -50350,13 +50341,13 @@ struct NcclApi {
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
   static int query(Event event) {
     const int code = cudaEventQuery(event);
-    if (code == not_ready) static_cast<void>(cudaGetLastError());  // no error, and not the next call's
+    if (code == not_ready) static_cast<void>(cudaGetLastError());  // clears it, so that the next call doesn't report it
     return code;
   }
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may make calls that a capture by this thread does not concern.
+  /// While it lives, this thread's calls don't invalidate a capture that it has begun.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -50368,7 +50359,7 @@ struct NcclApi {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   };
 
-  static ncclDataType_t type(DType dtype) {  // those of 16-bit integers are not asked for
+  static ncclDataType_t type(DType dtype) {  // 16-bit integers are never used
     constexpr ncclDataType_t types[] = {ncclUint8,    ncclUint8,   ncclInt8,   ncclUint8,  ncclUint8,
                                         ncclInt32,    ncclUint32,  ncclInt64,  ncclUint64, ncclFloat16,
                                         ncclBfloat16, ncclFloat32, ncclFloat64};
@@ -50390,7 +50381,7 @@ static_assert(Communicator<NcclCommunicator<>>);
 
 namespace detail {
 
-/// For Backend::nccl: a rank on the GPU of its local rank, with the communicator for host memory that it needs.
+/// For Backend::nccl: a rank on the GPU with its local rank's number, and its communicator for host memory.
 struct NcclRank {
   AnyCommunicator control;
   NcclEngine<NcclApi> engine;
@@ -50555,7 +50546,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
     if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may not give a gradient
+    this->fill(i);  // a user's backward function may have given none
     this->buckets.arrived(i);
     send_full();
   }
@@ -51091,17 +51082,17 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
-/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
-/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
-/// `connect`, or to a communicator's constructor:
+/// Ranks with the same `color` form a group, ordered by `key`, and for equal keys by rank (MPI_Comm_split, PyTorch's
+/// new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the result of an earlier `split`.
+/// The result is this rank's World in its group. All ranks of the group pass it to `connect`, or to a communicator's
+/// constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
-/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
-/// place to meet.
+/// Groups and parent work concurrently, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group can't
+/// open a port.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -51110,7 +51101,7 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and the meeting place of a group.
+/// How ranks find the others of their color, and the address of a group.
 
 namespace chorus::comm {
 
@@ -51122,7 +51113,7 @@ struct SplitEntry {
   std::uint64_t machine;
 };
 
-/// The place where the first rank of a group listens, or the reason why it doesn't.
+/// The address at which the first rank of a group listens, or the reason why it can't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -51183,7 +51174,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
-/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+/// `Store`: keys and values that the ranks of a job share, with the names and semantics of PyTorch's TCPStore.
 
 namespace chorus::comm {
 
@@ -51198,12 +51189,11 @@ class StoreLink;
 
 /// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
-/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
-/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
-/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
-/// gone, or that had no room in time.
+/// Rank 0 holds the data in memory. A rank that uses the store after rank 0 has ended gets a CommError, so end with a
+/// barrier. Keys have 1 to 8192 bytes, values up to 8 MiB of any content; a call has up to 64 MiB and 262144 keys and
+/// values; a store up to 131072 keys and 1 GiB. All calls in transit take at most 256 MiB of rank 0's memory: a large
+/// one waits for room. Each call throws UsageError if it exceeds these limits, TimeoutError for keys that are not set
+/// in time or a server that does not answer, and CommError for a server that is gone or had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
@@ -51212,9 +51202,8 @@ class Store {
   /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
-  /// 0 cannot listen there.
+  /// The store of a group of ranks; a collective. Rank 0 holds it, at a free port of world.master_addr, under the job's
+  /// token; a group of one needs no socket. Throws CommError, on every rank, if rank 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
   /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
@@ -51222,28 +51211,28 @@ class Store {
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
+  /// Adds to the key's integer, 0 if the key is missing, and returns the sum; `get` returns it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
-  /// value after that; `expected` if the key is still missing.
+  /// Sets the key to `desired` if its value is `expected`, or if it is missing and `expected` is empty. Returns the
+  /// value afterwards; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it existed.
+  /// Returns whether the key existed.
   bool delete_key(std::string_view key);
-  /// Whether all exist now.
+  /// Whether all these keys exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Waits for all.
+  /// Waits for all these keys.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// The number of keys in the whole store, also of other prefixes.
+  /// The number of keys in the whole store, including those with other prefixes.
   std::int64_t num_keys();
-  /// Appends it to the value of the key; a missing key counts as empty.
+  /// Appends to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and reads them at one moment.
+  /// Waits for all these keys, and reads their values atomically.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
-  /// Sets them at one moment.
+  /// Sets all these keys atomically.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// The time limit of a call: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. For this copy only.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
@@ -51267,12 +51256,12 @@ class Store {
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
-/// How `Store` asks its server.
+/// How `Store` calls its server.
 
 // <chorus/comm/store/store_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
-/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+/// `StoreServer`: holds the keys and values of a store and answers its users.
 
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
@@ -51286,7 +51275,7 @@ class Store {
 ///
 /// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
 /// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
-/// and after it each text as its length (32 bits) and its bytes.
+/// then each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -51294,7 +51283,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; refuses strangers without a token
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -51307,7 +51296,7 @@ struct StoreWelcome {
 };
 static_assert(is_message<StoreWelcome, 48>);
 
-/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+/// Limits of a key, a value, a message, and a whole store, checked before anything is stored.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
                              most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
                              most_message_texts = 2 * most_store_keys;
@@ -51345,7 +51334,7 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// A request: keys, values, and a number to add or the milliseconds of a wait. Or a reply: values, a number, or an
 /// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
@@ -51368,7 +51357,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False if the connection ends or the deadline comes first. Large texts are not copied.
+/// Returns false if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -51392,7 +51381,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing if it is garbled.
+/// The texts in a message's body; nothing if it is malformed.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -51410,15 +51399,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory of a message on its way in: its bytes, and the texts that are made of them.
+/// The memory of a message while it arrives: its bytes and the texts made from them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And its memory then.
+/// The memory of a message after it has arrived.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
-/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are malformed, or
+/// `admit(bytes)` finds no room. Memory is allocated as bytes arrive, not by the announced size.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -51450,8 +51439,8 @@ class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
-  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
+  /// The memory of one user's messages in transit. All users together have most_room, except for small messages, which
+  /// don't wait for large ones: with the maximum number of users these take 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -51459,15 +51448,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
-    /// user is `gone`.
+    /// Waits until there is room for a message of that size. Returns false if the deadline or `close` comes first, or
+    /// if the user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Returns the room beyond that.
+    /// Returns the room beyond `bytes`.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -51490,8 +51479,8 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
-  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// Executes one request. `get` and `wait` return when all their keys exist, when the request's time is over, after
+  /// `close`, or when the user is `gone`, which is checked periodically. A large reply takes its `room`; throws
   /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
@@ -51539,9 +51528,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
+        // As in TCPStore: a missing key is set if `expected` is empty; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // other than expected
+        const auto other = [&]() -> const std::string* {  // a value that differs from the expected one
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -51614,7 +51603,7 @@ class StoreTable {
     return bytes;
   }
 
-  /// Whether these are the keys and values of such a request, and none of them is too long.
+  /// Throws unless these are the keys and values of such a request, and none is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
     const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
@@ -51651,9 +51640,9 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, each followed by its value: all of them or, with an error, none.
+  /// Stores keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; for a repeated key the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {
@@ -51699,13 +51688,13 @@ class StoreTable {
 namespace chorus::comm {
 
 /// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
-/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
+/// many as a job has. A visitor that does not prove that it knows the token is refused.
 class StoreServer {
  public:
-  /// For users in this process alone: no socket.
+  /// For users in this process only: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
-  /// short, and if there is none although `listener` is not on loopback.
+  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -51731,7 +51720,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Waits until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, for at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -51757,14 +51746,14 @@ class StoreServer {
         auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
         if (accepted.socket) admit(std::move(accepted));
       } catch (const std::exception&) {
-        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+        // Without memory or a thread for it, a visitor loses its connection; a later one may be served.
       }
     }
   }
 
   void admit(Accepted accepted) {
     const auto hello = accepted.hello_as<detail::StoreHello>();
-    if (hello.magic != detail::store_magic) return;  // a stranger
+    if (hello.magic != detail::store_magic) return;  // not a user
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
     detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
@@ -51773,8 +51762,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
-  /// can be no thread for it.
+  /// Adds a user after removing users that are gone. Beyond the limit the connection is closed. Throws CommError if no
+  /// thread can be started.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -51809,7 +51798,7 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for this user's request: it loses its connection, nobody else does.
+      // No memory for this user's request: only this user loses its connection.
     }
     shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
@@ -51836,7 +51825,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has its own while it lasts.
+/// Connections to one server: each running call has its own.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -51866,7 +51855,7 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it must be retried
 /// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
@@ -51941,7 +51930,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
+/// Sends a request, with the prefix added to its keys; returns the reply. A connection with an error is not reused.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -51961,7 +51950,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server itself reports the end of a wait; it may be a little late.
+  // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -52041,7 +52030,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // so that the others do not wait for it
+    } catch (const Error& error) {  // so that the others do not wait
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -52077,8 +52066,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -52092,7 +52081,7 @@ AnyCommunicator join_thread_group(const World& world);
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_TRACE_HPP
 /// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
-/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+/// chorus::compiled has it anyway. Contents of a trace, and how to read it: trace/README.md.
 
 // <chorus/trace/at_launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
@@ -53770,7 +53759,7 @@ CHORUS_REDUCTION(double)
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -53877,7 +53866,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -53890,7 +53879,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -53900,8 +53889,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -53928,7 +53917,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -53962,7 +53951,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -53973,7 +53962,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -54004,14 +53993,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -54023,11 +54012,10 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
-/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
-/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
-/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
-/// removed.
+/// Every rank calls it with its part of the model, and writes the places with `writes`. All write into one temporary
+/// file, which rank 0 then renames like AtomicFile, atomically. If a rank does not see that file, because there is no
+/// common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always do so. Rank 0's
+/// metadata are written. If a rank fails, all throw FileError with its reason, after the file has been removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -54050,7 +54038,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and learn of a failure on any of them.
+/// How several ranks write a file together and learn of a failure on any of them.
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
@@ -54085,7 +54073,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -54149,7 +54137,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -54174,7 +54162,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -54202,7 +54190,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -54227,9 +54215,9 @@ void check_data_hash(const Reader& file) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
-/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
-/// the job. All ranks call it.
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
+/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
+/// job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -54254,18 +54242,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
+/// The tensors of all ranks, in the file's order, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
+    TensorView view;            ///< of the whole tensor; without data
     const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
-  /// all of them if shapes differ.
+  /// Ranks may have different tensors; equal names must have equal shapes. All ranks call it. Throws UsageError on all
+  /// of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -54323,7 +54311,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for the ranges of all ranks, on rank 0; the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -54358,7 +54346,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are written
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -54385,7 +54373,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // if others send, they continue
+    std::string error;  // if others send, they must continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {

@@ -64,7 +64,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
     this->tell(&Extension::gradient_arrived, i);
     if (!this->sync || !this->buckets.sends(i)) return;
     if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may not give a gradient
+    this->fill(i);  // a user's backward function may have given none
     this->buckets.arrived(i);
     send_full();
   }
