@@ -1,11 +1,11 @@
 #pragma once
-/// Gradients of several batches for one step: more samples than a pass has memory for.
+/// Gradient accumulation: several batches for one step, for more samples than a pass has memory for.
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
 
-/// A step learns from `batches` of them, as from one that is so much larger: its gradient is the mean over all of their
-/// samples, also where an epoch's last batches are fewer or smaller. All policies take one device's steps:
+/// A step's gradient is the mean over all samples of its `batches` batches, as if they were one large batch, also if an
+/// epoch's last batches are fewer or smaller. All policies take one device's steps:
 ///
 ///   for (auto& [x, labels] : loader) {
 ///     const auto part = accumulation.next(optimizer);  // zero_grad() where a step begins
@@ -14,12 +14,12 @@
 ///     if (part.ends_step()) optimizer.step();
 ///   }
 ///
-/// Where batch norm or dropout look at a pass, that is one batch.
+/// Batch norm and dropout still see single batches.
 template <class Net>
 class Accumulation {
  public:
-  /// `samples` of the data, of which each batch has `batch` over all devices, the last one fewer. `first` is the batch
-  /// of the epoch that comes next: not 0 where a run goes on. Throws UsageError where that is in the midst of a step.
+  /// `samples`: of the data; a batch has `batch` of them over all devices, the last one fewer. `first`: index of the
+  /// epoch's next batch, nonzero if a run is resumed. Throws UsageError if that is in the middle of a step.
   Accumulation(Net& net, chorus::Index samples, chorus::Index batch, chorus::Index batches, chorus::Index first = 0)
       : net_(net), samples_(samples), of_step_(batches * batch), batch_(batch), begin_(first * batch) {
     chorus::check<chorus::UsageError>(begin_ % of_step_ == 0, "a run that adds up ", batches,
@@ -27,14 +27,14 @@ class Accumulation {
                                       " batches, got a checkpoint after ", first, " of its epoch");
   }
 
-  /// A batch's part in a step. While it lives, ranks keep gradients to themselves but for the last part's, which sends
-  /// the sums.
+  /// A batch's part in a step. While it lives, ranks don't exchange gradients; only the last part of a step sends the
+  /// sums.
   class Part {
    public:
     Part(Net& net, double weight, bool ends)
         : weight_(weight), ends_(ends), quiet_(ends ? chorus::NoSync{} : net.no_sync()) {}
     bool ends_step() const { return ends_; }
-    /// Adds the gradient of the batch's mean loss to that of the step.
+    /// Adds the gradient of the batch's mean loss to the step's gradient.
     void backward(const auto& loss) const {
       if (weight_ == 1)
         loss.backward();

@@ -1,5 +1,5 @@
 #pragma once
-/// --advise: where the run's trace is, and what rank 0 prints of it at the end.
+/// --advise: the location of the run's trace, and the advice that rank 0 prints at the end.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,12 +16,12 @@
 #include <thread>
 #include <tuple>
 
-/// The trace that a run writes for its advice: the user's, where one was asked for, else one of its own, which goes
-/// with it.
+/// The trace for a run's advice: the user's trace if one was requested, else a temporary one, which is removed at the
+/// end.
 class AdviceTrace {
  public:
-  /// `path`: the user's, if any. The ranks of a machine have one parent, which names their file; a policy of one
-  /// process (not `distributed`) goes by itself. Throws FileError where there is no folder for it.
+  /// `path`: the user's, if any. The ranks of a machine name their file after their common parent; a policy of one
+  /// process (not `distributed`) after itself. Throws FileError if no folder can be made for it.
   AdviceTrace(const std::string& path, bool distributed) {
     const char* of_environment = chorus::detail::env("CHORUS_TRACE");
     if (!path.empty() || of_environment != nullptr) {
@@ -46,8 +46,8 @@ class AdviceTrace {
   const std::string& path() const { return path_; }
   bool is_own() const { return !folder_.empty(); }
 
-  /// On rank 0, when its own part is written: prints what the trace says. Waits for the last rank, which makes one file
-  /// of all parts.
+  /// Called on rank 0 after its own part is written: prints the advice. Waits for the last rank, which merges all parts
+  /// into one file.
   void print(long long first_step) const {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::seconds patience{5};
@@ -73,13 +73,13 @@ class AdviceTrace {
     }
   }
 
-  /// Removes a trace of its own. A process that has started ranks removes what they have left.
+  /// Removes a temporary trace. A process that has started ranks removes their files.
   void remove(bool started_ranks, int ranks) const {
     if (folder_.empty()) return;
     const auto path = started_ranks ? name_of(getpid()) : path_;
     unlink(path.c_str());
     for (int rank = 1; rank < ranks; ++rank) unlink(chorus::cat(path, ".rank", rank).c_str());
-    rmdir(folder_.c_str());  // where no other run has a file in it
+    rmdir(folder_.c_str());  // if no other run has a file in it
   }
 
  private:
@@ -93,6 +93,6 @@ class AdviceTrace {
   }
   bool is_whole() const { return std::ifstream(path_).get() == '{'; }
 
-  std::string folder_, path_;  // no folder: the user's
+  std::string folder_, path_;  // folder_ is empty for the user's trace
   State before_;
 };

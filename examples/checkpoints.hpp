@@ -1,5 +1,5 @@
 #pragma once
-/// Checkpoints of train_classifier: where a run continues, and what it saves.
+/// Checkpoints of train_classifier: where a run resumes, and what it saves.
 
 #include <chorus/io/checkpoint.hpp>
 #include <filesystem>
@@ -12,12 +12,11 @@ struct CheckpointOptions : TrainingOptions {
   chorus::Index save_every = 0;
 };
 
-/// Takes net and optimizer from the checkpoint that --resume names, and returns where it was saved; without one, where
-/// a run begins.
+/// Loads net and optimizer from the checkpoint of --resume, and returns its position; without one, the beginning.
 template <class Net>
 Position resume(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options) {
   auto path = options.resume;
-  if (path == "auto") {  // what rank 0 finds counts for all
+  if (path == "auto") {  // rank 0 decides for all
     path = run.is_main() && !options.save.empty() && std::filesystem::exists(options.save) ? options.save : "";
     if constexpr (Net::distributed) path = chorus::comm::broadcast_object(net.communicator(), path);
   }
@@ -26,12 +25,12 @@ Position resume(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, cons
   return {.epoch = at.epoch, .batch = at.batch, .step = at.step};
 }
 
-/// Throws where --save can't be written: before training, not after an epoch.
+/// Throws if --save can't be written: before training, not after an epoch.
 inline void check_save(chorus::Run& run, const CheckpointOptions& options) {
   if (run.is_main() && !options.save.empty()) chorus::io::AtomicFile{options.save};
 }
 
-/// Rank 0 writes a checkpoint to --save, with what the others tell where ranks have something of their own.
+/// Rank 0 writes a checkpoint to --save; other ranks take part if they have state of their own.
 template <class Net>
 void save(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options,
           const Position& at) {

@@ -1,5 +1,5 @@
-/// chorus-run: starts the ranks of a program, watches them, and starts them again when one fails. Its options and the
-/// variables that ranks find in their environment are torchrun's.
+/// chorus-run: starts the ranks of a program, supervises them, and restarts them after a failure. Its options and the
+/// ranks' environment variables are torchrun's.
 
 #include <chorus/launch/variables.hpp>
 #include <climits>

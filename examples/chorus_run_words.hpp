@@ -1,5 +1,5 @@
 #pragma once
-/// What the words of chorus-run's command line mean.
+/// Parses the values of chorus-run's options.
 
 #include <sched.h>
 
@@ -27,7 +27,7 @@ inline std::string run_id() {
   return given ? given : "none";
 }
 
-/// The whole of `text` as a number from `least` to `most`, or -1.
+/// Parses all of `text` as a number from `least` to `most`; otherwise returns -1.
 inline int number(std::string_view text, int least, int most) {
   int value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -39,7 +39,7 @@ inline int cores() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-/// Those that CUDA_VISIBLE_DEVICES lists, else all that NVIDIA's driver knows.
+/// The number of GPUs: those in CUDA_VISIBLE_DEVICES, else all that NVIDIA's driver knows.
 inline int gpus() {
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
     int listed = 0;  // -1 hides itself and those after it
@@ -52,7 +52,7 @@ inline int gpus() {
   return none ? 0 : static_cast<int>(std::distance(begin(all), end(all)));
 }
 
-/// How many ranks `--nproc-per-node TEXT` means.
+/// The number of ranks for `--nproc-per-node TEXT`.
 inline int ranks_of(const std::string& text) {
   int ranks = number(text, 1, ch::comm::max_ranks);
   if (text == "cpu" || (text == "auto" && gpus() == 0)) ranks = std::min(cores(), ch::comm::max_ranks);
@@ -63,8 +63,8 @@ inline int ranks_of(const std::string& text) {
   return ranks;
 }
 
-/// Where the ranks meet: `HOST`, `HOST:PORT` or `[HOST]:PORT`, and an IPv6 address alone as it is; port 0 is a free
-/// one.
+/// Parses the meeting point of the ranks: `HOST`, `HOST:PORT`, `[HOST]:PORT`, or an IPv6 address without a port; port 0
+/// selects a free one.
 inline void take_endpoint(ch::RankGroup& group, const std::string& text, int default_port) {
   const auto colon = text.rfind(':');
   const bool bare = !text.starts_with('[') && text.find(':') != colon;
@@ -81,7 +81,7 @@ inline void take_endpoint(ch::RankGroup& group, const std::string& text, int def
   group.master_port = port;
 }
 
-/// Which of this machine's ranks are shown.
+/// The ranks of this machine whose output is shown.
 inline std::vector<int> ranks_in(const std::vector<std::string>& words, int ranks) {
   std::vector<int> list;
   for (const auto& word : words) {
@@ -92,8 +92,8 @@ inline std::vector<int> ranks_in(const std::vector<std::string>& words, int rank
   return list;
 }
 
-/// What `--redirects` and `--tee` say of each rank: 1 is its stdout, 2 its stderr, 3 both, 0 none. A word is that for
-/// all ranks, or RANK:STREAMS. Empty where there is no word.
+/// Parses `--redirects` and `--tee`: by rank, 1 for stdout, 2 for stderr, 3 for both, 0 for none. A word gives that for
+/// all ranks, or is RANK:STREAMS. Empty if there are no words.
 inline std::vector<int> streams_in(const char* option, const std::vector<std::string>& words, int ranks) {
   if (words.empty()) return {};
   std::vector<int> list(static_cast<std::size_t>(ranks), 0);
@@ -111,7 +111,7 @@ inline std::vector<int> streams_in(const char* option, const std::vector<std::st
   return list;
 }
 
-/// Where files are to be written and no folder is named: a new one.
+/// Makes a new log folder, if files are requested without --log-dir.
 inline std::string new_log_dir(const std::string& run_id) {
   std::string path = (std::filesystem::temp_directory_path() / ("chorus_" + run_id + "_XXXXXX")).string();
   const bool made = mkdtemp(path.data()) != nullptr;  // before errno is read
@@ -121,7 +121,7 @@ inline std::string new_log_dir(const std::string& run_id) {
   return path;
 }
 
-/// `N` or `MIN:MAX` machines.
+/// Parses `N` or `MIN:MAX` machines.
 inline void take_nodes(ch::MachineOptions& machines, const std::string& text) {
   const auto colon = std::min(text.find(':'), text.size());
   const std::string_view words = text;
@@ -132,7 +132,7 @@ inline void take_nodes(ch::MachineOptions& machines, const std::string& text) {
                             ch::printable(text), "'");
 }
 
-/// A time in seconds.
+/// Parses a time in seconds.
 inline std::chrono::milliseconds seconds_of(const char* option, std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -141,7 +141,7 @@ inline std::chrono::milliseconds seconds_of(const char* option, std::string_view
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
 
-/// `--rdzv-conf` for machines that find each other.
+/// Parses `--rdzv-conf` for machines that find each other.
 inline void take_conf(ch::MachineOptions& machines, const std::vector<std::string>& words) {
   for (const std::string_view word : words) {
     const auto equals = std::min(word.find('='), word.size());
@@ -166,7 +166,7 @@ inline std::vector<int> signals_in(const std::vector<std::string>& words) {
   return list;
 }
 
-/// Why one of torchrun's options is not there; "" for what is no option of torchrun's either.
+/// Why a torchrun option is not supported; "" if torchrun does not have it either.
 inline std::string_view why_not(std::string_view option) {
   std::string name(option.substr(0, option.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');

@@ -1,5 +1,5 @@
 #pragma once
-/// How the example programs read their command lines.
+/// Command-line parsing of the example programs.
 
 #include <CLI/CLI.hpp>
 #include <chorus/core/check_output.hpp>
@@ -14,8 +14,8 @@
 #include <system_error>
 #include <type_traits>
 
-/// For an option's `transform`: a number within limits, in decimal digits: CLI11 would read 010 as 8. Its message is
-/// short and says what was given.
+/// For an option's `transform`: a number within limits, in decimal digits (CLI11 would read 010 as 8). Its message is
+/// short and repeats the input.
 template <class Number>
 CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>::max()) {
   const auto limits =
@@ -34,7 +34,7 @@ CLI::Validator in_range(Number least, Number most = std::numeric_limits<Number>:
   return CLI::Validator(check, limits);
 }
 
-/// Reads the command line. Returns main's status where the program ends here: after --help, or for a mistake.
+/// Reads the command line. Returns main's status if the program ends here: after --help, or for an error.
 inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

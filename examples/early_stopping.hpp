@@ -1,15 +1,14 @@
 #pragma once
-/// When training doesn't help any more.
+/// Early stopping.
 
 #include <limits>
 
-/// Says after which epoch to stop: where the last `patience` of them have brought no better score, the higher the
-/// better. With 0 never.
+/// Stops after an epoch if the last `patience` epochs have not improved the score (higher is better). 0: never.
 class EarlyStopping {
  public:
   explicit EarlyStopping(int patience) : patience_(patience) {}
 
-  /// Once an epoch. On several ranks all call it, with one number: a sum over their shares, say.
+  /// Call it once per epoch. On several ranks all call it with the same score, for example a sum over their shares.
   bool stops(double score) {
     if (score > best_) {
       best_ = score;

@@ -11,11 +11,11 @@
 #include "models/image_facts.hpp"
 #include "models/resnet.hpp"
 
-/// LeNet's form: two convolutions, three linear layers. Images of 28 x 28 are padded to its 32 x 32.
+/// A LeNet: two convolutions, three linear layers. Images of 28 x 28 are padded to 32 x 32.
 template <class Device>
 struct ToyModel : chorus::nn::Module {
   chorus::nn::Conv2d<Device> conv1, conv2;
-  chorus::nn::ColumnParallelLinear<Device> fc1;  // under tensor parallelism ranks share fc1 and fc2
+  chorus::nn::ColumnParallelLinear<Device> fc1;  // under tensor parallelism ranks divide fc1 and fc2
   chorus::nn::RowParallelLinear<Device> fc2;
   chorus::nn::Linear<Device> fc3;
   CHORUS_MODULE(ToyModel, conv1, conv2, fc1, fc2, fc3)
@@ -58,7 +58,7 @@ struct Mlp : chorus::nn::Module {
   }
 };
 
-/// One of some models, chosen at run time: one type for the policies, so that a program compiles each of them once.
+/// One of several models, chosen at run time: a single type, so that a program compiles each policy once.
 template <class Device, class... Models>
 struct OneOf : chorus::nn::Module {
   using device_type = Device;

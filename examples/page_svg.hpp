@@ -1,5 +1,5 @@
 #pragma once
-/// Pictures of a run as SVG files, for slides: the timeline of its median step, bytes over its links, memory over time.
+/// Pictures of a run as SVG files, for slides: the timeline of its median step, bytes on its links, memory over time.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace page {
 
-/// An SVG that grows downwards, in pixels, with a white ground.
+/// An SVG that grows downwards, in pixels, on a white background.
 class Svg {
  public:
   static constexpr double width = 1280, gutter = 150;
@@ -64,7 +64,7 @@ inline std::string colour_of(const chorus::TraceSpan& span) {
   return known == colours.end() ? "#8fd0c2" : known->second;
 }
 
-/// Where a device computes, communicates and waits in the median step. Passes end where they wait.
+/// Where a device computes, communicates and waits in the median step. Passes are interrupted by waits.
 inline std::string timeline_svg(const chorus::TracedRun& run) {
   using chorus::cat;
   using Lane = chorus::trace::Lane;
@@ -92,7 +92,7 @@ inline std::string timeline_svg(const chorus::TracedRun& run) {
     svg.text(Svg::gutter - 10, y + 14, cat(noun, ' ', place), "end");
     const auto& spans = run.trace.processes[place].spans;
     const double from = std::max(begin, steps[place].begin), to = steps[place].end;
-    std::vector<std::pair<double, double>> taken;  // by waits, or what a device of DataParallel does
+    std::vector<std::pair<double, double>> taken;  // by waits, or by a device's work under DataParallel
     const auto put = [&](double a, double b, double top, double height, const std::string& fill) {
       a = std::max(a, from), b = std::min(b, to);
       if (b > a) svg.rectangle(x(a), top, x(b) - x(a), height, fill);
@@ -125,7 +125,7 @@ inline std::string timeline_svg(const chorus::TracedRun& run) {
         const auto next = std::find_if(spans.begin() + static_cast<std::ptrdiff_t>(i) + 1, spans.end(),
                                        [&](const auto& other) { return other.lane == span.lane; });
         const bool numbered = span.name.find(" of micro-batch ") != std::string::npos;
-        if (next != spans.end() && next->begin < span.end && !numbered) continue;  // around others
+        if (next != spans.end() && next->begin < span.end && !numbered) continue;  // it contains other spans
         busy.emplace_back(span.begin, span.end);
         gaps(span.begin, span.end, [&](double a, double b) { put(a, b, y, 20, colour_of(span)); });
         if (const double room = x(std::min(span.end, to)) - x(std::max(span.begin, from)); numbered && room > 9)
@@ -161,7 +161,7 @@ inline std::string timeline_svg(const chorus::TracedRun& run) {
   return svg.of_height(y + 56);
 }
 
-/// Bytes of data from each to each in the median step.
+/// Bytes of data between devices in the median step.
 inline std::string links_svg(const chorus::TracedRun& run) {
   using chorus::cat;
   const int drawn = std::min<int>(most_drawn, static_cast<int>(run.trace.processes.size()));
@@ -189,7 +189,7 @@ inline std::string links_svg(const chorus::TracedRun& run) {
   return svg.of_height(90 + tall * drawn);
 }
 
-/// What each device holds in the median step, by kind.
+/// The memory of each device in the median step, by kind.
 inline std::string memory_svg(const chorus::TracedRun& run) {
   using chorus::cat;
   constexpr std::array<std::pair<const char*, const char*>, 5> kinds = {{{"parameters", "#9fc3e6"},

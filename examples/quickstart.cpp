@@ -1,5 +1,4 @@
-/// Trains a small CNN on CIFAR-10. Change the line that begins with `using Net`, and nothing else, to change the
-/// policy.
+/// Trains a small CNN on CIFAR-10. To change the policy, change only the line that begins with `using Net`.
 ///   quickstart --data cifar-10-batches-bin [--devices 2] [--seed 1]
 #include <chorus/chorus.hpp>
 

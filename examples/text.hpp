@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-/// A text as numbers, one for each of the different bytes in it.
+/// A text as numbers, one number per distinct byte.
 struct Text {
   std::string alphabet;
   std::vector<std::int64_t> tokens;
@@ -27,7 +27,7 @@ struct Text {
   chorus::Index letters() const { return static_cast<chorus::Index>(alphabet.size()); }
 };
 
-/// Sentences of a small grammar, the same for one seed: 'the old cat sees a red house.'
+/// Sentences of a small grammar, the same for the same seed: 'the old cat sees a red house.'
 inline std::string generated_text(std::size_t length, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto one_of = [&](std::initializer_list<std::string_view> words) {
@@ -45,8 +45,8 @@ inline std::string generated_text(std::size_t length, std::uint64_t seed) {
   return text;
 }
 
-/// The file, or generated sentences for "generated". Throws FileError, and UsageError for a text with less than two
-/// different letters.
+/// Reads the file, or generates sentences for "generated". Throws FileError, and UsageError for a text with fewer than
+/// two different letters.
 inline Text read_text(const std::string& data, std::uint64_t seed) {
   std::string text;
   if (data == "generated") {
@@ -60,7 +60,7 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
   return out;
 }
 
-/// Windows of a text that don't overlap. Throws UsageError for a text with too few for a batch.
+/// Windows of a text that don't overlap. Throws UsageError if they are too few for a batch.
 inline chorus::data::TokenWindows windows_of(const Text& text, chorus::Index window, chorus::Index batch) {
   chorus::data::TokenWindows windows(text.tokens, window);
   chorus::check<chorus::UsageError>(windows.size() >= batch, "a text of ", text.tokens.size(), " letters has ",
@@ -68,7 +68,7 @@ inline chorus::data::TokenWindows windows_of(const Text& text, chorus::Index win
   return windows;
 }
 
-/// The mean cross entropy of a net's guesses [samples, window, letters] at the letters `next`, [samples, window].
+/// The mean cross entropy of a net's predictions [samples, window, letters] of the letters `next`, [samples, window].
 template <class Net>
 auto guess_loss(Net& net, const chorus::Tensor<std::int64_t, 2>& tokens, const chorus::Tensor<std::int64_t, 2>& next) {
   const auto guesses = net(tokens);
@@ -76,8 +76,8 @@ auto guess_loss(Net& net, const chorus::Tensor<std::int64_t, 2>& tokens, const c
   return chorus::cross_entropy(chorus::reshape(guesses, rows), next.view(chorus::Shape<1>{next.numel()}));
 }
 
-/// All ranks call it. Continues `begin` by `length` letters, each drawn from softmax(guess / temperature). The model sees the last
-/// `window` letters. Letters of `begin` that the text doesn't have are left out.
+/// All ranks call it. Continues `begin` by `length` letters, each drawn from softmax(prediction / temperature). The
+/// model sees the last `window` letters. Letters of `begin` that are not in the text are skipped.
 template <class Net>
 std::string continue_text(Net& net, const Text& text, std::string begin, chorus::Index window, int length,
                           double temperature, std::uint64_t seed) {
@@ -86,7 +86,7 @@ std::string continue_text(Net& net, const Text& text, std::string begin, chorus:
   std::mt19937_64 random(seed);
   std::erase_if(begin, [&](char letter) { return text.alphabet.find(letter) == std::string::npos; });
   if (begin.empty()) begin = text.alphabet[static_cast<std::size_t>(text.tokens[0])];
-  auto tokens = Text(begin + text.alphabet).tokens;  // the alphabet stays the text's
+  auto tokens = Text(begin + text.alphabet).tokens;  // keeps the text's alphabet
   tokens.resize(begin.size());
   for (int i = 0; i < length; ++i) {
     const auto count = std::min(window, static_cast<chorus::Index>(tokens.size()));

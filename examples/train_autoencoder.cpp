@@ -1,4 +1,4 @@
-/// Trains a convolutional autoencoder: images through a few numbers and back.
+/// Trains a convolutional autoencoder: images to a short code and back.
 
 #include <chorus/data/open_images.hpp>
 #include <chorus/core/atomic_file.hpp>
@@ -40,13 +40,13 @@ struct Autoencoder : ch::nn::Module {
   }
 };
 
-/// Writes images and their reconstructions, a pair in each row, as a portable greymap of their first channel.
+/// Writes images and their reconstructions, a pair per row, as a portable greymap of their first channel.
 void write_pairs(const std::string& path, const ch::Tensor<float, 4>& before, const ch::Tensor<float, 4>& after) {
   const ch::Index rows = before.size(0), height = before.size(2), width = before.size(3);
   std::string file = ch::cat("P5\n", 2 * width, " ", rows * height, "\n255\n");
   const auto line = [&](const ch::Tensor<float, 4>& images, ch::Index i, ch::Index y) {
     for (ch::Index x = 0; x < width; ++x) {
-      // The usual normalisation puts pixels between -2 and 3.
+      // Normalised pixels are usually between -2 and 3.
       const float grey = std::clamp((images(i, 0, y, x) + 2.0f) / 5.0f, 0.0f, 1.0f);
       file += static_cast<char>(static_cast<unsigned char>(255.0f * grey));
     }
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
           test_set, ch::data::Sampler(test_set.size(), {.shuffle = false}), {.batch = 16, .workers = 0}};
       const auto before = (*test.begin()).images;
       const auto after = model.forward(before).value();
-      // The variance is the error of a model that has only learned the mean grey.
+      // The variance is the error of a model that outputs the mean grey.
       std::printf("test images: squared error %.4f, variance %.4f\n",
                   static_cast<double>(ch::mse_loss(after, before).item()), static_cast<double>(ch::var(before).item()));
       if (!pairs.empty()) write_pairs(pairs, before, after);

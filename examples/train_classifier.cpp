@@ -1,4 +1,4 @@
-/// Trains an image classifier under a parallel policy that is chosen at run time: the main example of chorus.
+/// Trains an image classifier under a parallel policy chosen at run time: the main example of chorus.
 
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
@@ -24,7 +24,7 @@ void train(ch::Run& run, const Options& options) {
   NamedOptimizer optimizer{net, options};
   const Position start = resume(run, net, optimizer, options);
   ch::data::DataLoader loader{train_set, net.sampler(train_set), loading(options)};
-  // Files are opened last: a mistake in the options leaves old files as they were.
+  // Files are opened last: invalid options leave old files unchanged.
   check_save(run, options);
   if (auto* const trace = ch::trace::step_counter()) {
     trace->note("classes", ch::cat(train_set.classes()));
@@ -101,7 +101,7 @@ Differences from YOLOv5's train.py:
 
 int main(int argc, char** argv) {
   Options options;
-  // At the full rate, the first steps amplify small differences: rounding would lead policies to different results.
+  // At the full rate the first steps amplify rounding differences, and results of the policies would differ.
   options.warmup = 300;
   CLI::App app{description, "train_classifier"};
   add_options(app, options, {"fsdp", "tp", "mesh:DxT", "parameter_server", "local_sgd"});

@@ -1,5 +1,5 @@
 #pragma once
-/// What the two files of train_classifier share: its options, images, accuracy, and the policy around a model.
+/// Shared code of train_classifier's two files: options, images, accuracy, and the policy around a model.
 
 #include <algorithm>
 #include <chorus/data/open_images.hpp>
@@ -25,7 +25,7 @@ struct Options : CheckpointOptions {
   std::string load{};
 };
 
-/// The share of test images that `classify(images)` names right, over all ranks.
+/// The fraction of test images that `classify(images)` classifies correctly, over all ranks.
 template <class Net, class Classify>
 double accuracy(Net& net, const ch::data::ImageDataset& test, const Options& options, Classify& classify) {
   const ch::NoGrad no_grad;
@@ -56,7 +56,7 @@ inline ch::data::LoaderOptions loading(const Options& options) {
   return loading;
 }
 
-/// The policy around the model, with its options: DDP has buckets beside those of all.
+/// The policy around the model, with its options: DDP also has bucket sizes.
 template <class Net>
 Net make_net(typename Net::model_type model, ch::Run& run, const Options& options) {
   if constexpr (std::string_view(Net::name) == "ddp")
@@ -67,5 +67,5 @@ Net make_net(typename Net::model_type model, ch::Run& run, const Options& option
     return net_around<Net>(std::move(model), run, options);
 }
 
-/// --qat: trains as train_classifier.cpp does, with the rounding of integers. Returns main's status.
+/// --qat: trains like train_classifier.cpp, with the rounding of integers. Returns main's status.
 int train_quantized(int argc, char** argv, const Options& options);

@@ -1,5 +1,5 @@
-/// train_classifier --qat: training with the rounding of 8-bit integers, and the model of integers that comes of it. A
-/// file of its own: what makes another type of model of a model has each policy compiled around that, too.
+/// train_classifier --qat: training with the rounding of 8-bit integers, and the resulting integer model. A separate
+/// file, because the other model type means that each policy is compiled once more.
 
 #include <algorithm>
 #include <chorus/io/load_model.hpp>
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// The models that have a form in integers, and take little to compile.
+/// The models that have an integer form and compile quickly.
 struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ResNet18<ch::Cpu>> {
   FloatModel(std::string_view name, const ImageFacts& image) : OneOf{make(name, image)} {}
 
@@ -30,7 +30,7 @@ struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ResNet18<ch:
 };
 using Model = ch::nn::QuantizationAware<FloatModel>;
 
-/// Fills the net from the file that --load names, which may be a float model's: without ranges, then.
+/// Loads the net from the file of --load, which may be a float model's, without ranges.
 template <class Net>
 void load(Net& net, const Options& options) {
   if (options.load.empty()) return;
@@ -40,14 +40,14 @@ void load(Net& net, const Options& options) {
                            options.model, ", got other tensors: ", report);
 }
 
-/// Where --int8 writes the integers: "model.int8.st" beside "model.st". Empty where nothing is saved.
+/// The file for --int8: "model.int8.st" for "model.st". Empty if nothing is saved.
 std::string integer_file(const Options& options) {
   const std::filesystem::path path = options.save;
   if (path.empty() || !options.int8) return "";
   return path.parent_path() / (path.stem().string() + ".int8" + path.extension().string());
 }
 
-/// The model of integers: its accuracy beside those of the model that it was made of, and its file. All ranks call it.
+/// The integer model: prints its accuracy next to its source's, and writes its file. All ranks call it.
 template <class Net>
 void make_integers(ch::Run& run, Net& net, const ch::data::ImageDataset& test, const Options& options) {
   const auto [channels, height, width] = test.image_shape();
@@ -87,7 +87,7 @@ void train(ch::Run& run, const Options& options) {
   training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
-    // In the last epoch the model learns with the ranges and the statistics that the integers will have.
+    // In the last epoch the model trains with fixed ranges and statistics, which the integer model will have.
     const bool is_last = epoch > 0 && epoch + 1 == options.epochs;
     net.module().observe(!is_last);
     net.module().freeze_norms(is_last);
@@ -104,7 +104,7 @@ void train(ch::Run& run, const Options& options) {
   if (options.int8) make_integers(run, net, test_set, options);
 }
 
-/// Says what --qat does not go with; whether there is such a thing.
+/// Prints which option --qat can't be combined with, if any; returns whether there is one.
 bool is_refused(const Options& options) {
   const std::string_view policies[] = {"single", "dp", "ddp", "fsdp"};
   if (std::ranges::find(policies, options.policy) == std::end(policies)) {

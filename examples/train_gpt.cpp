@@ -1,4 +1,4 @@
-/// Trains a small GPT (Radford et al. 2019) on the letters of any text, and lets it write.
+/// Trains a small GPT (Radford et al. 2019) on the letters of any text, and generates text.
 
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/attention.hpp>
@@ -19,7 +19,7 @@ struct GptSize {
   bool checkpoint = false;
 };
 
-/// Under tensor parallelism its layers are shared out; in a pipeline it is the least that a stage has.
+/// Tensor parallelism divides its layers; a pipeline's stage has at least one block.
 template <class Device>
 struct Block : ch::nn::Module {
   ch::nn::LayerNorm<Device> ln_1, ln_2;
@@ -68,7 +68,7 @@ struct Letters : ch::nn::Module {
   }
 };
 
-/// [samples, time, width] -> guesses at the letter after each: [samples, time, letters].
+/// [samples, time, width] -> predictions of the letter after each: [samples, time, letters].
 template <class Device>
 struct Guesses : ch::nn::Module {
   ch::nn::LayerNorm<Device> ln_f;
@@ -79,7 +79,7 @@ struct Guesses : ch::nn::Module {
   auto forward(const auto& x) const { return lm_head(ln_f(x)); }
 };
 
-/// A chain, which a pipeline may cut between any two links: letters, blocks, guesses.
+/// A chain that a pipeline may cut between any two links: letters, blocks, guesses.
 template <class Device>
 struct Gpt : ch::nn::Module {
   Letters<Device> letters;

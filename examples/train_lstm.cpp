@@ -1,4 +1,4 @@
-/// Trains an LSTM language model (Graves 2013) on the letters of any text, and lets it write.
+/// Trains an LSTM language model (Graves 2013) on the letters of any text, and generates text.
 
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
@@ -15,7 +15,7 @@ struct LstmSize {
   double dropout = 0.1;
 };
 
-/// tokens: [samples, time] -> guesses at the letter after each: [samples, time, letters].
+/// tokens: [samples, time] -> predictions of the letter after each: [samples, time, letters].
 template <class Device>
 struct LanguageModel : ch::nn::Module {
   ch::nn::Embedding<Device> encoder;

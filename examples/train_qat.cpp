@@ -1,13 +1,13 @@
-/// Trains a ResNet in float, goes on with the rounding of 8 bits, and makes an integer model of it: accuracy, size and
-/// time of the three in one table. Under DistributedDataParallel the ranges of activations are the global batch's, so
-/// that the integers do not depend on the number of ranks, but for the rounding of gradients.
+/// Trains a ResNet in float, continues with the rounding of 8-bit integers, and converts it to an integer model: prints
+/// accuracy, size and time of the three in one table. Under DistributedDataParallel the ranges of activations are the
+/// global batch's, so the integers do not depend on the number of ranks, except through the rounding of gradients.
 ///   train_qat [--data DIR] [--devices 2] [--model resnet] [--width 16] [--epochs 3] [--qat-epochs 2] [--batch 64]
 ///             [--lr 0.05] [--load FILE] [--save FOLDER]
 ///   train_qat --int8 FOLDER/model.int8.safetensors [--data DIR] [--devices 2]
-/// DIR: MNIST's or CIFAR-10's files; else images are generated. Models: `resnet`, of which width 64 is ResNet-18, and
-/// train_classifier's `toy`. `--load` takes a float model in place of training one: train_classifier's --save,
-/// or model.float.safetensors of a run before. `--save` keeps both models; without, nothing is written. `--int8`
-/// evaluates an integer model, and trains none.
+/// DIR: MNIST's or CIFAR-10's files; without it images are generated. Models: `resnet`, which is ResNet-18 for width
+/// 64, and train_classifier's `toy`. `--load` loads a float model instead of training one: from train_classifier's
+/// --save, or model.float.safetensors of an earlier run. `--save` keeps both models; without it nothing is written.
+/// `--int8` evaluates an integer model, without training.
 #include <algorithm>
 #include <chorus/chorus.hpp>
 #include <chorus/data/open_images.hpp>
@@ -51,7 +51,7 @@ struct NarrowResNet : ch::nn::Module {
   }
 };
 
-/// One of them, by its name.
+/// One of the models, by name.
 struct Model : ch::nn::Module {
   using device_type = ch::Cpu;
   using Any = std::variant<NarrowResNet, ToyModel<ch::Cpu>>;
@@ -90,7 +90,7 @@ struct Options {
   double lr;
 };
 
-/// `begin_epoch(epoch)` is called in front of each.
+/// Calls `begin_epoch(epoch)` before each epoch.
 template <class Net, class Begin>
 void train(ch::Run& run, Net& net, const ch::data::ImageDataset& images, int epochs, const Options& options,
            const Begin& begin_epoch) {
@@ -108,7 +108,7 @@ void train(ch::Run& run, Net& net, const ch::data::ImageDataset& images, int epo
   }
 }
 
-/// The share of images, in percent, that `classify` names right, over all ranks.
+/// The percentage of images that `classify` classifies correctly, over all ranks.
 template <class Net, class Classify>
 double accuracy(Net& net, const ch::data::ImageDataset& images, Classify& classify) {
   const ch::NoGrad no_grad;
@@ -123,7 +123,7 @@ double accuracy(Net& net, const ch::data::ImageDataset& images, Classify& classi
   return 100 * right_and_all[0] / std::max(1.0, right_and_all[1]);
 }
 
-/// Milliseconds that `classify` takes on one thread: the median.
+/// The median time of `classify` on one thread, in milliseconds.
 template <class Classify>
 double milliseconds(const ch::Tensor<float, 4>& images, const Classify& classify) {
   const ch::NoGrad no_grad;
@@ -145,7 +145,7 @@ ch::data::ImageDataset open(ch::Run& run, ch::data::Split split) {
                                    1, split};
 }
 
-/// The folder in which rank 0 keeps the models' files: that of --save, or one that goes away with it.
+/// The folder of the models' files on rank 0: that of --save, or a temporary one.
 class Files {
  public:
   explicit Files(std::string folder) : folder_(std::move(folder)), is_own_(folder_.empty()) {
@@ -167,12 +167,12 @@ class Files {
   bool is_own_;
 };
 
-/// The accuracy of an integer model from a file: nothing else is computed.
+/// Prints the accuracy of an integer model from a file, and does nothing else.
 void evaluate(ch::Run& run, const std::string& file) {
   const auto int8 = ch::io::load_quantized(file);
   const auto test_set = open(run, ch::data::Split::test);
   const auto [channels, height, width] = test_set.image_shape();
-  // The policy knows which images are this rank's.
+  // The policy gives each rank its share of the images.
   FloatNet net{make_model(run, {channels, height, width, test_set.classes()}), run};
   const double right = accuracy(net, test_set, int8);
   if (run.rank() == 0) std::printf("int8             %7.2f %%\n", right);
@@ -195,7 +195,7 @@ void work(ch::Run& run) {
   net.eval();
   const double float_accuracy = accuracy(net, test_set, net);
 
-  // 2. On from there with the rounding of integers, at a tenth of the rate. In the end ranges and statistics stay.
+  // 2. Continue with the rounding of integers, at a tenth of the rate. At the end, ranges and statistics are fixed.
   QatNet qat{ch::nn::QuantizationAware<Model>{ch::nn::copy_of(net.module())}, run};
   train(run, qat, train_set, qat_epochs, {options.batch, options.lr / 10}, [&](int epoch) {
     if (epoch != qat_epochs - 1 || epoch == 0) return;
@@ -205,7 +205,7 @@ void work(ch::Run& run) {
   qat.eval();
   const double qat_accuracy = accuracy(qat, test_set, qat);
 
-  // 3. In integers: every rank has the same ones.
+  // 3. In integers: every rank has the same model.
   const auto some = ch::Tensor<float, 4>::zeros({32, channels, height, width});
   const auto one = ch::Tensor<float, 4>::zeros({1, channels, height, width});
   const auto int8 = ch::nn::quantized(qat.module(), one);

@@ -22,7 +22,7 @@ struct Generator : ch::nn::Module {
   auto forward(const auto& noise) const { return fc3(ch::relu(fc2(ch::relu(fc1(noise))))); }
 };
 
-/// Scores points: higher for what looks real. As a function of the points, its slope should be 1.
+/// Scores points: higher for those that look real. Its slope as a function of the points should be 1.
 template <class Device>
 struct Critic : ch::nn::Module {
   ch::nn::Linear<Device> fc1, fc2, fc3;
@@ -33,8 +33,8 @@ struct Critic : ch::nn::Module {
       : fc1{2, width}, fc2{width, width}, fc3{width, 1}, penalty{weight_of_penalty} {}
 
   auto score(const auto& points) const { return fc3(ch::leaky_relu(fc2(ch::leaky_relu(fc1(points), 0.2)), 0.2)); }
-  /// real, fake: [samples, 2], mix: [samples, 1] -> the loss of each pair: [samples]. It is computed here, in the
-  /// model, so that it works under every policy.
+  /// real, fake: [samples, 2], mix: [samples, 1] -> the loss of each pair: [samples]. It is computed in the model, so
+  /// that it works under every policy.
   auto forward(const auto& real, const auto& fake, const auto& mix) const {
     const ch::GraphVariable between(real * mix + fake * (1 - mix), true);
     const auto slope = ch::grad(ch::sum(score(between)), between, {.create_graph = true});
@@ -44,7 +44,7 @@ struct Critic : ch::nn::Module {
   }
 };
 
-/// Draws whole batches, the same on all ranks, and gives this rank's rows.
+/// Draws whole batches, the same on all ranks, and returns this rank's rows.
 class Source {
  public:
   template <class Net>
@@ -57,7 +57,7 @@ class Source {
     begin_ = sampler.share_begin(0, batch);
     end_ = begin_ + static_cast<ch::Index>(sampler.share(0, batch).size());
   }
-  /// [share, columns], from N(0, 1) or, `uniform`, from [0, 1).
+  /// [share, columns], from N(0, 1), or from [0, 1) if `uniform`.
   Points noise(ch::Index columns, bool uniform = false) {
     auto all = Points::empty({batch_, columns});
     for (ch::Index i = 0; i < all.numel(); ++i) all.data()[i] = uniform ? even_(random_) : normal_(random_);
@@ -81,8 +81,8 @@ class Source {
   ch::Index batch_, begin_ = 0, end_ = 0;
 };
 
-/// How well points lie at the eight places: the mean distance to the nearest, and how many of the eight have at least a
-/// fortieth of the points nearest.
+/// How close points are to the eight places: the mean distance to the nearest, and how many of the eight are nearest to
+/// at least 1/40 of the points.
 std::pair<double, int> judge(const Points& points) {
   double distance = 0;
   std::array<int, 8> near{};
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   double penalty = 1;
   CLI::App app{description, "train_wgan"};
   add_options(app, options);
-  // The generator's backward begins with gradients that are no batch's mean: canonical shares need one.
+  // The generator's backward begins with gradients that are no batch's mean, which canonical shares require.
   for (const char* none : {"--epochs", "--schedule", "--clip", "--canonical-shares"}) app.remove_option(app.get_option(none));
   app.add_option("--noise", noise, "random numbers that the generator turns into a point")
       ->transform(in_range(1, 4096))

@@ -1,6 +1,6 @@
 #pragma once
-/// What stands beside the training loops of the example programs, so that the loops show training alone: the optimizer
-/// that the options name, the learning rate, losses on their way into the log, progress, when to stop and to save.
+/// Everything around the training loops of the example programs, so that the loops only show training: the optimizer
+/// chosen by the options, the learning rate, logging of losses, progress, early stopping and saving.
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
@@ -21,7 +21,7 @@
 #include "early_stopping.hpp"
 #include "training_options.hpp"
 
-/// The optimizer that the options name. Its step first scales gradients down whose norm is above --clip.
+/// The optimizer chosen by the options. Its step first clips gradients to the norm of --clip.
 template <class Net>
 class NamedOptimizer {
  public:
@@ -42,7 +42,7 @@ class NamedOptimizer {
     if (clip_ > 0) net_.clip_grad_norm(clip_);
     optimizer_->step();
   }
-  /// The library's own, as checkpoints take it.
+  /// The library's optimizer, for checkpoints.
   chorus::optim::Optimizer<D>& plain() { return *optimizer_; }
 
  private:
@@ -51,7 +51,7 @@ class NamedOptimizer {
   std::unique_ptr<chorus::optim::Optimizer<D>> optimizer_;
 };
 
-/// The learning rate of a step, which is counted over all epochs.
+/// The learning rate of a step; steps are counted over all epochs.
 inline double rate(const TrainingOptions& options, int epoch, chorus::Index step) {
   const int epochs = static_cast<int>(options.epochs), warmup = static_cast<int>(options.warmup);
   double lr = options.lr;
@@ -63,15 +63,15 @@ inline double rate(const TrainingOptions& options, int epoch, chorus::Index step
   return chorus::optim::LinearRamp{.start_factor = 1.0 / (warmup + 1), .total = warmup}(lr, static_cast<int>(step));
 }
 
-/// Losses of steps on their way into the metrics file: each rank knows its share alone, so they are summed over the
-/// ranks, many at a time.
+/// Collects the steps' losses for the metrics file: each rank knows only its share, so they are summed over the ranks,
+/// many at a time.
 template <class Net>
 class StepLosses {
  public:
   StepLosses(Net& net, chorus::MetricsLog& metrics, chorus::Progress& progress)
       : net_(net), metrics_(metrics), progress_(progress) {}
 
-  /// Unless it ends a step, the next one is of the same.
+  /// If `ends_step` is false, the next loss belongs to the same step.
   void add(double loss, chorus::Index samples, chorus::Index index, chorus::Index batches, bool ends_step = true) {
     if (sums_.size() == 2 * places_.size()) sums_.resize(sums_.size() + 2);
     sums_.end()[-2] += samples == 0 ? 0 : loss * static_cast<double>(samples);
@@ -112,7 +112,7 @@ class StepLosses {
   double epoch_loss_ = 0, epoch_samples_ = 0;
 };
 
-/// `measure(i)` for each device, or, where each rank has its own, by each rank.
+/// Calls `measure(i)` for each device, or, if each rank has its own, on each rank.
 template <class Net, class Measure>
 std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   std::vector<double> values(static_cast<std::size_t>(net.devices()));
@@ -126,7 +126,7 @@ std::vector<std::uint64_t> per_device(Net& net, const Measure& measure) {
   return {values.begin(), values.end()};
 }
 
-/// Among how many devices, or groups of them, a batch is shared out.
+/// The number of devices, or groups of devices, that share a batch.
 template <class Net>
 int shares_of_batch(const Net& net) {
   if constexpr (requires { net.shares(); })
@@ -134,7 +134,7 @@ int shares_of_batch(const Net& net) {
   else
     return net.devices();
 }
-/// Samples of a whole batch that the i-th of these gets.
+/// The number of samples of a whole batch that the i-th of these gets.
 template <class Net>
 chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, int i) {
   const auto devices = static_cast<std::size_t>(shares_of_batch(net));
@@ -144,7 +144,7 @@ chorus::Index samples_of_device(const Net& net, const TrainingOptions& options, 
   return chorus::share_begin(options.batch, shares, own.end) - chorus::share_begin(options.batch, shares, own.begin);
 }
 
-/// A fingerprint of the net's parameters; empty where the program was built without OpenSSL. All ranks call it.
+/// A fingerprint of the net's parameters; empty in a program built without OpenSSL. All ranks call it.
 template <class Net>
 std::string fingerprint(Net& net) {
   if (!chorus::io::Sha256::available) return "";
@@ -165,14 +165,14 @@ chorus::RunSummary run_summary(Net& net, const TrainingOptions& options, double 
           .parameters_sha256 = fingerprint(net)};
 }
 
-/// How far a run has come, counted as a checkpoint counts it.
+/// The progress of a run, counted as in a checkpoint.
 struct Position {
-  chorus::Index epoch = 0;  ///< epochs that are complete
-  chorus::Index batch = 0;  ///< batches of the next one that are done
-  chorus::Index step = 0;   ///< optimizer steps in all
+  chorus::Index epoch = 0;  ///< complete epochs
+  chorus::Index batch = 0;  ///< complete batches of the next epoch
+  chorus::Index step = 0;   ///< optimizer steps in total
 };
 
-/// Everything in a training run but training:
+/// Everything in a training run except training:
 ///
 ///   for (const int epoch : training.epochs()) {
 ///     for (auto& batch : training.batches(epoch)) {
@@ -183,8 +183,8 @@ struct Position {
 ///   }
 ///   training.end();
 ///
-/// `Loader` is a range of batches with size() and set_epoch(epoch); one that goes on at a `from.batch` has
-/// skip(batches), too. `summary(model)` makes the table of the head, where it is printed. All ranks make the same calls.
+/// `Loader` is a range of batches with size() and set_epoch(epoch), and skip(batches) if it resumes at a `from.batch`.
+/// `summary(model)` makes the table that is printed first. All ranks make the same calls.
 template <class Net, class Loader>
 class Training {
   using Model = typename Net::model_type;
@@ -223,19 +223,18 @@ class Training {
     std::fflush(stdout);
   }
 
-  /// Has `save(position)` called after each epoch and, unless that is 0, every so many steps.
+  /// Calls `save(position)` after each epoch and, unless `every` is 0, every `every` steps.
   void save_with(std::function<void(const Position&)> save, chorus::Index every) {
     save_ = std::move(save);
     save_every_ = every;
   }
 
-  /// The epochs that are left, up to the one in which --steps are reached.
+  /// The remaining epochs, up to the one that reaches --steps.
   auto epochs() {
     return Until{progress_.begin(), stopped_, [] {}};
   }
 
-  /// The batches of an epoch that are left, up to the step in which --steps are reached. Each begins with its learning
-  /// rate.
+  /// The remaining batches of an epoch, up to the step that reaches --steps. Sets the learning rate before each.
   auto batches(int epoch) {
     start_ = Clock::now();
     epoch_ = epoch;
@@ -245,8 +244,7 @@ class Training {
                  [this, epoch] { optimizer_.plain().set_lr(rate(options_, epoch, at_.step)); }};
   }
 
-  /// A batch is done, whose mean loss over this rank's `samples` is `loss`; and, unless other batches follow in it, a
-  /// step.
+  /// A batch with mean loss `loss` over this rank's `samples` is done; and, if `ends_step`, its step.
   void note(double loss, chorus::Index samples, bool ends_step = true) {
     losses_.add(loss, samples, at_.batch, loader_.size(), ends_step);
     ++at_.batch;
@@ -262,11 +260,11 @@ class Training {
     metrics_.epoch(epoch_, loss, 0, seconds());
     if (talks_) std::printf("epoch %d: mean loss %.4f\n", epoch_ + 1, loss);
   }
-  /// The same, where `accuracy()` tests the model.
+  /// The same if `accuracy()` tests the model.
   template <class Accuracy>
   void end_epoch(const Accuracy& accuracy) {
     const double loss = sum_up();
-    const double right = accuracy();  // in evaluation all ranks have one model, under every policy
+    const double right = accuracy();  // in evaluation all ranks have the same model under every policy
     chorus::check(net_.same_on_all_ranks(fingerprint(net_)), "the ranks' parameters differ after epoch ",
                   epoch_, ": this is a bug");
     metrics_.epoch(epoch_, loss, right, seconds());
@@ -285,7 +283,7 @@ class Training {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// A range that also ends where `stopped` is set in the loop's body. Before each element it calls `prepare`.
+  /// A range that also ends when the loop's body sets `stopped`. Calls `prepare` before each element.
   template <class Inner, class Prepare>
   struct Until {
     Inner inner;
@@ -307,7 +305,7 @@ class Training {
   template <class Inner, class Prepare>
   Until(Inner, const bool&, Prepare) -> Until<Inner, Prepare>;
 
-  /// What advice on the run goes by.
+  /// Notes facts in the trace for the advice.
   void tell_trace() const {
     auto* const trace = chorus::trace::step_counter();
     if (trace == nullptr) return;
@@ -345,7 +343,7 @@ class Training {
   double samples_ = 0, training_seconds_ = 0;
 };
 
-/// For programs that keep the weights alone: they go to --save. All ranks call it.
+/// For programs that save only the weights, to --save. All ranks call it.
 template <class Net>
 void save_weights(Net& net, const TrainingOptions& options) {
   if (!options.save.empty()) chorus::io::save(net, options.save);

@@ -1,5 +1,5 @@
 #pragma once
-/// The options that the example programs share, and the choice of a policy.
+/// The common options of the example programs, and the choice of a policy.
 
 #include <algorithm>
 #include <charconv>
@@ -38,7 +38,7 @@ struct TrainingOptions {
   std::string metrics{}, csv{}, tensorboard{}, save{}, trace{}, trace_steps{};
 };
 
-/// Samples in a batch. -1, by which programs of others choose a size that fits the memory, is refused with the reason.
+/// Samples in a batch. -1, which other programs accept for automatic batch sizes, is refused with the reason.
 inline CLI::Validator batch_size() {
   const auto number = in_range(1, 1 << 24);
   const auto check = [number](std::string& text) {
@@ -49,7 +49,7 @@ inline CLI::Validator batch_size() {
   return CLI::Validator(check, number.get_description());
 }
 
-/// What chorus reads by itself: `read(text)` throws UsageError, whose message begins with ": ".
+/// An option that chorus parses: `read(text)` throws UsageError with a message that begins with ": ".
 template <class Read>
 CLI::Validator read_by_chorus(const Read& read, const char* form) {
   const auto check = [read](const std::string& text) -> std::string {
@@ -70,7 +70,7 @@ inline CLI::Validator device_list() {
 }
 
 /// The axes of a mesh that a policy names: `mesh:2x2x2` is pipe x data x tensor, `mesh:2x2` data x tensor; tp and pp
-/// have one axis, of all processes. Nothing for other policies.
+/// have one axis with all processes. Nothing for other policies.
 inline std::optional<chorus::mesh::Sizes> mesh_of(const std::string& policy) {
   using chorus::mesh::rest;
   if (policy == "tp") return chorus::mesh::Sizes{.tensor = rest};
@@ -86,7 +86,7 @@ inline std::optional<chorus::mesh::Sizes> mesh_of(const std::string& policy) {
   if (sizes.size() == 2) return chorus::mesh::Sizes{.data = sizes[0], .tensor = sizes[1]};
   return chorus::mesh::Sizes{.pipe = sizes[0], .data = sizes[1], .tensor = sizes[2]};
 }
-/// Whether `Net` is what the policy names.
+/// Whether `policy` names `Net`.
 template <class Net>
 bool is_named(const std::string& policy) {
   if constexpr (std::string_view(Net::name) == "mesh")
@@ -95,7 +95,7 @@ bool is_named(const std::string& policy) {
     return policy == Net::name;
 }
 
-/// Checks a policy's name; "mesh:PxDxT" or "mesh:DxT" among the names stands for all meshes of as many axes or fewer.
+/// Checks a policy's name; "mesh:PxDxT" or "mesh:DxT" in `names` stands for all meshes with at most as many axes.
 inline CLI::Validator policy_of(const std::vector<std::string>& names) {
   const auto axes = [](const std::string& text) { return std::count(text.begin(), text.end(), 'x'); };
   return CLI::Validator(
@@ -110,9 +110,9 @@ inline CLI::Validator policy_of(const std::vector<std::string>& names) {
       "POLICY");
 }
 
-/// `more`: policies that the program has beside those of all.
+/// `more`: policies of this program besides the common ones.
 inline void add_options(CLI::App& app, TrainingOptions& options, const std::vector<std::string>& more = {}) {
-  // So that a script's options can be overridden by later ones.
+  // Lets later options override a script's earlier ones.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::vector<std::string> policies{"single", "dp", "ddp"};
   policies.insert(policies.end(), more.begin(), more.end());
@@ -188,7 +188,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.footer(chorus::detail::launch_variables);
 }
 
-/// The same, and looks at options that don't go together.
+/// The same, and checks for options that can't be combined.
 inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const TrainingOptions& options) {
   if (const auto status = parse(app, argc, argv)) return status;
   if (options.policy == "single" && options.devices.value_or(1) != 1) {
@@ -211,7 +211,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
                  app.get_name().c_str(), options.canonical_shares);
     return 2;
   }
-  // Where no number is given, the policy looks at that which it gets.
+  // Without a number of devices, the policy checks those that it gets.
   const int devices = options.device.empty() ? options.devices.value_or(1)
                                              : chorus::DeviceList::of("--device", options.device).size();
   if (options.canonical_shares < devices) {
@@ -226,7 +226,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
 template <class Net>
 constexpr bool in_shares = requires(const Net& net) { net.canonical_shares(); };
 
-/// What the policy takes: the model, or SameBits of it.
+/// The policy's argument: the model, or SameBits of it.
 template <class Net>
 auto model_for(typename Net::model_type model, const TrainingOptions& options) {
   if constexpr (in_shares<Net>)
@@ -235,7 +235,7 @@ auto model_for(typename Net::model_type model, const TrainingOptions& options) {
     return model;
 }
 
-/// The policy around the model, as the options say.
+/// The policy around the model, according to the options.
 template <class Net>
 Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingOptions& options) {
   if constexpr (std::string_view(Net::name) == "mesh")
@@ -244,8 +244,8 @@ Net net_around(typename Net::model_type model, chorus::Run& run, const TrainingO
     return Net{model_for<Net>(std::move(model), options), run};
 }
 
-/// Calls `body.template operator()<Net>(run)` with the policy that the options name around the model; `More` are
-/// policies beside those of all.
+/// Calls `body.template operator()<Net>(run)` with the policy that the options name, around the model; `More` are
+/// policies besides the common ones.
 template <class Model, class... More, class Body>
 int launch(int argc, char** argv, const TrainingOptions& options, const Body& body) {
   chorus::LaunchOptions launching;
@@ -272,7 +272,7 @@ int launch(int argc, char** argv, const TrainingOptions& options, const Body& bo
       chorus::detail::say(error.what());
       return;
     }
-    int rank = -1, ranks = chorus::LaunchOptions::most_devices;  // of this process, where it is one
+    int rank = -1, ranks = chorus::LaunchOptions::most_devices;  // of this process, if it is a rank
     status = chorus::launch<Net>(argc, argv, launching, [&](chorus::Run& run) {
       rank = run.rank();
       ranks = run.world_size();

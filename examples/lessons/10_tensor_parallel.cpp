@@ -1,8 +1,8 @@
-/// Lesson 10: tensor parallelism. In the lessons before, ranks shared the samples and each had all parameters. Here each
-/// has all samples and a part of two layers: of fc2 the rows that make its columns of the output, of fc3 the columns
-/// that take them in. What lies between, relu, works on each column alone, so nothing is sent there. fc3 gives each
-/// rank a term of the output: they are added up once forward, then the bias. fc2's input is one and the same on all
-/// ranks, each of which has a term of its gradient: they are added up once backward.
+/// Lesson 10: tensor parallelism. In the earlier lessons ranks shared the samples and each had all parameters. Here
+/// each rank has all samples and parts of two layers: the rows of fc2 that give its columns of the output, and the
+/// columns of fc3 that these are multiplied by. relu between them works on each column alone, so nothing is sent there.
+/// fc3 gives each rank one term of the output: forward adds up the terms once, then the bias. All ranks have the same
+/// input of fc2, and each has one term of its gradient: backward adds up the terms once.
 
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/nn/parallel_linear.hpp>
@@ -10,7 +10,7 @@
 
 #include "toy.hpp"
 
-struct SharedMlp : ch::nn::Module {  // for the policy: the layers say how they split
+struct SharedMlp : ch::nn::Module {  // for the policy: its layers know how to split
   ch::nn::Linear<ch::Cpu> fc1{784, 64};
   ch::nn::ColumnParallelLinear<ch::Cpu> fc2{64, 32};
   ch::nn::RowParallelLinear<ch::Cpu> fc3{32, 10};
@@ -19,7 +19,7 @@ struct SharedMlp : ch::nn::Module {  // for the policy: the layers say how they 
 };
 using Policy = ch::TensorParallel<SharedMlp>;
 
-struct PartOfMlp : ch::nn::Module {  // by hand: plain layers that are smaller
+struct PartOfMlp : ch::nn::Module {  // by hand: plain, smaller layers
   ch::nn::Linear<ch::Cpu> fc1{784, 64}, fc2, fc3;
   ch::comm::AnyCommunicator* ranks;
   CHORUS_MODULE(PartOfMlp, fc1, fc2, fc3)
@@ -33,18 +33,18 @@ struct PartOfMlp : ch::nn::Module {  // by hand: plain layers that are smaller
     return sum;
   }
   auto forward(const auto& images) const {
-    const auto enter = [this](const auto& x) {  // the identity, whose gradient is a sum
+    const auto enter = [this](const auto& x) {  // the identity; its gradient is a sum
       return ch::custom_function(
           "enter", [](const auto& value) { return value; },
           [this](const auto& dy, const auto&, const auto&) { return sum_of_ranks(dy, Traffic::gradients); }, x);
     };
-    const auto leave = [this](const auto& x) {  // a sum, whose gradient is the identity
+    const auto leave = [this](const auto& x) {  // a sum; its gradient is the identity
       return ch::custom_function(
           "leave", [this](const auto& value) { return sum_of_ranks(value, Traffic::outputs); },
           [](const auto& dy, const auto&, const auto&) { return dy; }, x);
     };
     const auto x = ch::relu(fc1(ch::flatten(images)));
-    return leave(ch::linear(ch::relu(fc2(enter(x))), fc3.weight)) + fc3.bias;  // not `ranks` times the bias
+    return leave(ch::linear(ch::relu(fc2(enter(x))), fc3.weight)) + fc3.bias;  // the bias once, not `ranks` times
   }
 };
 
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
     const auto n = static_cast<std::size_t>(ranks.size()), rank = static_cast<std::size_t>(ranks.rank());
     const auto begin = ch::share_begin(32, n, rank), end = ch::share_begin(32, n, rank + 1);
     PartOfMlp model{end - begin, ranks};
-    model.fc1 = whole.fc1;  // 1. one beginning for all: ranks have one seed
+    model.fc1 = whole.fc1;  // 1. equal parameters: ranks have the same seed
     model.fc2.weight.assign(ch::contiguous(whole.fc2.weight.value().slice(0, begin, end)));
     model.fc2.bias.assign(ch::contiguous(whole.fc2.bias.value().slice(0, begin, end)));
     model.fc3.weight.assign(ch::contiguous(whole.fc3.weight.value().slice(1, begin, end)));
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
     ch::trace::reset_traffic();
     for (int epoch = 0; epoch < epochs; ++epoch) {
       MeanLoss mean;
-      for (const auto& [images, labels] : data.epoch(epoch)) {  // 2. the loop of one device
+      for (const auto& [images, labels] : data.epoch(epoch)) {  // 2. the same loop as on one device
         optimizer.zero_grad();
         const auto loss = ch::cross_entropy(model(images), labels);
         loss.backward();
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
       print_sent("rank", 0, data);
     }
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
-    // On one rank the policy's layers are plain ones, which add the bias within the product: rounding differs.
+    // On one rank the policy's layers are plain ones, which add the bias inside the product and round differently.
     train(data, net, policy_optimizer);
     return compare_parameters(run, Policy::name, ch::nn::named_parameters<ch::Cpu>(model),
                               ch::nn::named_parameters<ch::Cpu>(net.module()), ranks.size() == 2 ? 0 : 1e-5);

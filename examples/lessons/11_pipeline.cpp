@@ -1,10 +1,10 @@
 /// Lesson 11: a pipeline. Each rank holds a part of the model, a stage: rank 0 the first layers, the last rank the
-/// loss. A batch is cut into micro-batches, which follow each other through the stages, so that rank 1 computes the
-/// first while rank 0 computes the second. What crosses a cut is an activation forward and the gradient by it
-/// backward. While the pipeline fills and drains, ranks wait: (p - 1) / (m + p - 1) of the time for p ranks and m
-/// micro-batches, if all passes take as long. Here they do not, unless --pass-ms 5 adds as many ms to each. In GPipe
-/// all micro-batches go forward and then back, and a rank holds the activations of all. With --1f1b 1 it goes back as
-/// soon as it can: it waits as long, and holds those of as many micro-batches as there are ranks from it on.
+/// loss. A batch is cut into micro-batches that pass the stages one after the other, so that rank 1 computes the first
+/// while rank 0 computes the second. Across a cut activations are sent forward, and the gradients by them backward.
+/// While the pipeline fills and drains, ranks wait: (p - 1) / (m + p - 1) of the time for p ranks and m micro-batches,
+/// if all passes take equally long. Here they don't, unless --pass-ms 5 adds 5 ms to each. GPipe runs all micro-batches
+/// forward, then all backward, and a rank keeps the activations of all. With --1f1b 1 a rank runs backward as soon as
+/// it can: it waits as long, but rank r keeps those of at most p - r micro-batches.
 
 #include <chorus/nn/chain.hpp>
 #include <chorus/parallel/pipeline.hpp>
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
 
     const auto all_of = [](const Matrix& x) { return std::span(x.data(), static_cast<std::size_t>(x.numel())); };
     const auto send = [&](const Matrix& x, int to) { ranks.send(all_of(x), to, {.traffic = Traffic::activations}); };
-    double times[] = {0, 0};  // seconds in which ranks have waited, and in all passes
+    double times[] = {0, 0};  // seconds that ranks have waited, and seconds in all passes
     const auto receive = [&](ch::Index rows, ch::Index columns, int from) {
       const auto x = Matrix::empty({rows, columns});
       times[0] -= seconds();
@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
         const auto at = [&, samples = labels.numel()](std::size_t i) { return ch::share_begin(samples, m, i); };
         times[1] -= seconds();
         for (std::size_t there = 0, back = 0; back < m; held = std::max(held, there - back))
-          if (there < m && there - back < most) {  // 1. so many micro-batches go forward
+          if (there < m && there - back < most) {  // 1. forward, up to `most` micro-batches
             const auto i = there++;
             Activation h(rank == 0 ? ch::flatten(images).slice(0, at(i), at(i + 1))
                                    : receive(at(i + 1) - at(i), begin == 1 ? 64 : 32, rank - 1),
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
             if (rank == n - 1) losses.push_back(model.last(h, labels.slice(0, at(i), at(i + 1))));
             std::this_thread::sleep_for(more);
             if (rank < n - 1) send(h.value(), rank + 1);
-          } else {  // 2. and back: by its share a micro-batch's loss counts in the batch's
+          } else {  // 2. backward: a micro-batch's loss is weighted by its share of the batch
             const auto i = back++;
             const double part = static_cast<double>(at(i + 1) - at(i)) / static_cast<double>(at(m));
             if (rank < n - 1)
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
             inputs[i] = outputs[i] = {};  // frees the activations
           }
         times[1] += seconds();
-        optimizer.step();  // 3. each rank steps what it has
+        optimizer.step();  // 3. each rank steps its own parameters
         ranks.broadcast(std::span(&whole, 1), n - 1);
         mean.add(whole, static_cast<double>(at(m)));
       }

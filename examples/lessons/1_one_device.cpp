@@ -1,6 +1,6 @@
-/// Lesson 1: one device, with nothing around it. For each batch there are four steps: forget the old gradients, compute
-/// the loss (forward), compute the gradients (backward), change the parameters (step). All that the next lessons add
-/// happens between these steps.
+/// Lesson 1: one device, without a policy. Each batch has four steps: clear the old gradients, compute the loss
+/// (forward), compute the gradients (backward), change the parameters (step). The next lessons only add code between
+/// these steps.
 
 #include "toy.hpp"
 

@@ -1,8 +1,8 @@
-/// Lesson 2: several devices of one process (DataParallel). The batch is cut into shares (scatter), each device gets
-/// the newest parameters (replicate) and computes on its share (parallel apply); the outputs come together on device 0
-/// (gather), where the loss is. Backward goes the same way back, and device 0, which alone has an optimizer, adds up
-/// the gradients (reduce). The loss is that of the whole batch, so that no share has to be weighted. The price: in each
-/// step device 0 sends all parameters to all others, and holds all outputs.
+/// Lesson 2: several devices of one process (DataParallel). The batch is cut into shares (scatter); each device gets
+/// the newest parameters (replicate) and computes on its share (parallel apply); the outputs are joined on device 0
+/// (gather), which computes the loss. Backward takes the same way back. Device 0, which alone has an optimizer, adds up
+/// the gradients (reduce). The loss is the whole batch's, so no share needs a weight. The price: in each step device 0
+/// sends all parameters to all other devices, and holds all outputs.
 
 #include <thread>
 
@@ -10,20 +10,20 @@
 
 using Policy = ch::DataParallel<Model>;
 
-/// Calls `work(i)` for each device, in a thread each.
+/// Calls `work(i)` for each device, each in its own thread.
 void on_all(std::size_t devices, const auto& work) {
   std::vector<std::jthread> threads;
   for (std::size_t i = 0; i < devices; ++i) threads.emplace_back([&work, i] { work(i); });
 }
 
-/// Share i of n of a batch. Where it can't be divided evenly the first ones have a sample more.
+/// Share i of n of a batch. If the batch can't be divided evenly, the first shares have one more sample.
 auto share(const auto& x, std::size_t i, std::size_t n) {
   const auto at = static_cast<ch::Index>(i), all = static_cast<ch::Index>(n), size = x.size(0) / all;
   const ch::Index begin = at * size + std::min(at, x.size(0) % all);
   return x.slice(0, begin, begin + size + (at < x.size(0) % all ? 1 : 0));
 }
 
-/// `x` on device `i`. What goes from one device to another is counted.
+/// `x` on device `i`. Counts the bytes that are sent from one device to another.
 auto send(const auto& x, std::size_t i, Traffic traffic) {
   const ch::Cpu device{static_cast<int>(i)};
   if (x.device() != device) ch::trace::sent(x.device().index, device.index, traffic, x.bytes());

@@ -1,7 +1,7 @@
-/// Lesson 3: a process for each device (DistributedDataParallel, the plainest form). Nobody is in the middle: each rank
-/// has the whole model, its own loader and its own optimizer. All begin with rank 0's parameters; after backward all
-/// gradients are averaged over the ranks (all-reduce), so that all take the same step. The average is one over samples:
-/// a rank with 17 of 33 samples counts 17/33, else the step would not be the one that a single device takes.
+/// Lesson 3: one process per device (DistributedDataParallel, the simplest form). There is no central rank: each has
+/// the whole model, its own loader and its own optimizer. All begin with rank 0's parameters. After backward all
+/// gradients are averaged over the ranks (all-reduce), so that all take the same step. The average is over samples: a
+/// rank with 17 of 33 samples has weight 17/33, otherwise the step would not be a single device's.
 
 #include "toy.hpp"
 
@@ -11,12 +11,12 @@ int main(int argc, char** argv) {
   return ch::launch<Policy>(argc, argv, [](ch::Run& run) {  // starts the processes; each runs this
     auto& ranks = run.communicator();
     Data data{run.seed(), ranks.rank(), ranks.size()};
-    ch::manual_seed(run.seed() + static_cast<std::uint64_t>(ranks.rank()));  // the models begin differently
+    ch::manual_seed(run.seed() + static_cast<std::uint64_t>(ranks.rank()));  // different initial models
     Model model;
     Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
 
     const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
-    for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);  // 1. one beginning for all
+    for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);  // 1. equal parameters
     ch::optim::Sgd optimizer{parameters, sgd};
     ch::trace::reset_traffic();
     for (int epoch = 0; epoch < epochs; ++epoch) {
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
         const auto loss = ch::cross_entropy(model(images), labels);  // the mean over this rank's share
         loss.backward();
         const auto mine = static_cast<double>(labels.numel());
-        double all[] = {mine, mine * double{loss.item()}};  // 2. the samples, and losses, of all ranks
+        double all[] = {mine, mine * double{loss.item()}};  // 2. sums over all ranks: samples and losses
         ranks.all_reduce(std::span(all));
         for (const auto& p : parameters)  // 3. sum over ranks of (their samples / all samples) * gradient
           ranks.all_reduce(gradient(p), ch::comm::ReduceOp::sum,

@@ -1,6 +1,6 @@
-/// Lesson 4: buckets. A message costs time even if it is short: ranks have to meet, in 2(N-1) hops of a ring. So
-/// gradients travel together: they are copied into flat buffers, the buckets, of which one is averaged in a call. The
-/// sums are the same, in fewer and larger messages.
+/// Lesson 4: buckets. Even a short message costs time: it takes 2(N-1) hops in a ring. So gradients are sent together:
+/// they are copied into flat buffers, the buckets, and one call averages a bucket. The sums are the same, in fewer and
+/// larger messages.
 
 #include "toy.hpp"
 
@@ -11,8 +11,8 @@ struct Bucket {
   std::vector<float> gradients;
 };
 
-/// At most `most` numbers in a bucket, but for a parameter that is larger. The last layers come first, for backward
-/// begins with them: the next lesson wants that.
+/// At most `most` numbers per bucket, unless a parameter is larger. The last layers come first, because backward begins
+/// with them: the next lesson needs that.
 std::vector<Bucket> make_buckets(const std::vector<Parameter>& parameters, std::size_t most) {
   std::vector<Bucket> buckets(1);
   for (auto p = parameters.rbegin(); p != parameters.rend(); ++p) {

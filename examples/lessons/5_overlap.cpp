@@ -1,8 +1,8 @@
-/// Lesson 5: overlap. In lesson 4 ranks compute, and only then talk. But the last layer's gradients are final long
-/// before the first layer's: a hook on each parameter says when, and a bucket leaves as soon as it is full, while
-/// backward goes on. Little is left to wait for when it ends. Nor is anything copied: nn::FlatParameters has put all
-/// gradients in a row, the last layer's first, so that a bucket is a range of it. At the end it prints how long ranks
-/// have waited after backward, and how long the same sums take when nothing goes on beside them.
+/// Lesson 5: overlap. In lesson 4 ranks first compute and then communicate. But the last layer's gradients are final
+/// long before the first layer's. A hook on each parameter reports that, and a bucket is sent as soon as it is full,
+/// while backward continues. When backward ends, little is left to wait for. Nothing is copied: nn::FlatParameters
+/// stores all gradients contiguously, the last layer's first, so that a bucket is a range of them. At the end the
+/// program prints how long ranks have waited after backward, and how long the same sums take without overlap.
 
 #include "toy.hpp"
 
@@ -12,15 +12,15 @@ using Policy = ch::DistributedDataParallel<Model>;
 struct Averager {
   struct Bucket {
     std::span<float> gradients{};
-    std::size_t missing = 0;  // gradients that this pass has yet to bring
+    std::size_t missing = 0;  // gradients that are still missing in this pass
     ch::comm::Work work{};
   };
   ch::comm::AnyCommunicator& ranks;
   ch::nn::FlatParameters<ch::Cpu> flat;
-  std::vector<Bucket> buckets{3};     // one a layer, with its weight and its bias
+  std::vector<Bucket> buckets{3};     // one per layer, with its weight and its bias
   double weight = 1;                  // this rank's samples / all ranks'
-  double left_early = 0, waited = 0;  // in all passes: buckets that left before the end, seconds after it
-  std::size_t missing = 0, left = 0;  // of this pass: gradients to come, buckets that have left
+  double left_early = 0, waited = 0;  // in all passes: buckets sent before the end, seconds after it
+  std::size_t missing = 0, left = 0;  // in this pass: missing gradients, buckets that have been sent
 
   Averager(ch::comm::AnyCommunicator& all, Model& model) : ranks(all), flat(model) {
     for (std::size_t b = 0; b < buckets.size(); ++b) {
@@ -42,7 +42,7 @@ struct Averager {
       });
     }
     --missing, --bucket.missing;
-    // In one order on all ranks, even where a later bucket is full first: a collective meets that of the other ranks.
+    // In the same order on all ranks, even if a later bucket is full first: collectives must match.
     for (; left < buckets.size() && buckets[left].missing == 0; ++left) {
       buckets[left].work = ranks.all_reduce_async(buckets[left].gradients, ch::comm::ReduceOp::sum,
                                                   {.scale = weight, .traffic = Traffic::gradients});
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
         const auto mine = static_cast<double>(labels.numel());
         double all[] = {mine, mine * double{loss.item()}};
         ranks.all_reduce(std::span(all));
-        averager.weight = mine / all[0];  // known before backward, in which buckets leave
+        averager.weight = mine / all[0];  // must be known before backward, which sends buckets
         loss.backward();
         optimizer.step();
         mean.add(all[1] / all[0], all[0]);

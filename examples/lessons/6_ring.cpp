@@ -1,8 +1,7 @@
-/// Lesson 6: what an all-reduce is made of. Ranks sit in a ring; each talks to its two neighbours alone. The numbers
-/// are cut into N chunks. In N-1 rounds (reduce-scatter) each chunk travels around, and each rank adds its own numbers
-/// to it: then each rank has the sum of one chunk. In N-1 more rounds (all-gather) the sums travel around. A rank sends
-/// 2(N-1) chunks of K/N bytes: less than 2K, however many ranks there are. In lesson 2 device 0 sends (N-1)K, and gets
-/// as much.
+/// Lesson 6: inside an all-reduce. Ranks form a ring; each communicates with its two neighbours only. The numbers are
+/// cut into N chunks. In N-1 rounds (reduce-scatter) each chunk goes around, and each rank adds its own numbers to it:
+/// then each rank has the sum of one chunk. In N-1 more rounds (all-gather) the sums go around. A rank sends 2(N-1)
+/// chunks of K/N bytes: less than 2K for any number of ranks. In lesson 2 device 0 sends (N-1)K, and receives as much.
 
 #include "toy.hpp"
 
@@ -17,7 +16,7 @@ void ring_all_reduce(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
     return data.subspan(begin, end - begin);
   };
   const auto pass_on = [&](std::span<float> out, std::span<float> in) {
-    // Were all to send first, each would wait for a neighbour who waits as well.
+    // If all ranks sent first, each would wait for a neighbour that also waits.
     if (me % 2 == 0) ranks.send(out, next, {.traffic = Traffic::gradients});
     ranks.recv(in, previous);
     if (me % 2 == 1) ranks.send(out, next, {.traffic = Traffic::gradients});
@@ -30,7 +29,7 @@ void ring_all_reduce(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
     pass_on(chunk(me + n - 1 - round), in);
     for (std::size_t i = 0; i < in.size(); ++i) mine[i] += in[i];
   }
-  for (std::size_t round = 0; round + 1 < n; ++round)  // all-gather, from the own chunk on, which is complete
+  for (std::size_t round = 0; round + 1 < n; ++round)  // all-gather, beginning with the own chunk, which is complete
     pass_on(chunk(me + n - round), chunk(me + n - 1 - round));
 }
 
@@ -71,7 +70,7 @@ int main(int argc, char** argv) {
                   sent / ranks.size() / data.steps(), bytes, 2 * (ranks.size() - 1) * bytes / ranks.size());
 
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
-    // The policy's sums go round by the bucket: rounded in another order.
+    // The policy sums bucket by bucket: it rounds in another order.
     return compare(run, data, model, net, policy_optimizer, 10 * tolerance(ranks.size()));
   });
 }

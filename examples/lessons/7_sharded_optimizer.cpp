@@ -1,8 +1,7 @@
 /// Lesson 7: a sharded optimizer (ZeRO-1). In lesson 3 all ranks keep the same optimizer state and compute the same
-/// step, N times. Here each rank keeps the state of one N-th of all numbers, and steps those. So it needs the averaged
-/// gradients of those alone, which is what a reduce-scatter leaves, the first half of lesson 6; then all gather the new
-/// parameters, the second half. As many bytes are sent as by an all-reduce; Adam's two numbers for each parameter take
-/// an N-th of the memory.
+/// step, N times. Here each rank keeps the state of 1/N of all numbers, and steps only those. So it needs averaged
+/// gradients of those only: a reduce-scatter, the first half of lesson 6. Then all ranks all-gather the new parameters,
+/// the second half. The bytes sent are those of an all-reduce; Adam's two numbers per parameter take 1/N of the memory.
 
 #include <chorus/parallel/sharded_optimizer.hpp>
 
@@ -19,7 +18,7 @@ int main(int argc, char** argv) {
     Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
 
     const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
-    // All numbers in a row, and zeros up to a multiple of N. This rank's part of it is a parameter of its own.
+    // All numbers in a row, padded with zeros to a multiple of N. This rank's part of it is a parameter.
     std::vector<float> row;
     for (const auto& p : parameters) {
       ranks.broadcast(numbers(p), /*root=*/0);
@@ -31,7 +30,7 @@ int main(int argc, char** argv) {
     const ch::Shape<1> shape{static_cast<ch::Index>(part)};
     const auto value = ch::Tensor<float, 1>::from(mine, shape), average = ch::Tensor<float, 1>::zeros(shape);
     const ch::Parameter<float, 1> own{value};
-    // Its numbers lie in `value`, its gradient in `average`.
+    // Its numbers are in `value`, its gradient in `average`.
     own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());
     Adam optimizer{{{"own", own, &own.on<ch::Cpu>()}}, {.lr = 1e-3}};
 
@@ -50,7 +49,7 @@ int main(int argc, char** argv) {
         for (const auto& p : parameters) to = std::ranges::copy(gradient(p), to).out;
         ranks.reduce_scatter(row, std::span(average.data(), part), ch::comm::ReduceOp::sum,
                              {.scale = samples / all[0], .traffic = Traffic::gradients});
-        own.on<ch::Cpu>().set_grad_arrived(true);  // as backward says elsewhere
+        own.on<ch::Cpu>().set_grad_arrived(true);  // as backward does elsewhere
         optimizer.step();
         ranks.all_gather(value.to_vector(), std::span(row), {.traffic = Traffic::parameters});
         auto from = row.begin();

@@ -1,12 +1,12 @@
-/// Lesson 8: the same bits on any number of devices. Each floating-point addition is rounded, so that a sum depends on
-/// its order: (a + b) + c is not a + (b + c). In lessons 2 to 7 the order follows from the number of devices: each adds
-/// up over its own samples, and then their sums are added. A run on 3 devices ends near one on 2, with other numbers.
+/// Lesson 8: the same bits on any number of devices. Each floating-point addition is rounded, so sums depend on their
+/// order: (a + b) + c is not a + (b + c). In lessons 2 to 7 the number of devices gives the order: each device adds up
+/// its own samples, and then these sums are added. A run on 3 devices ends with slightly other numbers than one on 2.
 ///
-/// Here a batch is cut into 6 shares, however many devices there are. A device takes neighbouring ones, and makes a
-/// pass over each: a share's gradient has the same bits whoever computes it. Then shares are added up in a binary tree,
-/// ((0 1) (2 3)) (4 5), which knows no devices. A ring adds on the way, in an order of its own; so ranks bring the
-/// gradients of all shares together, and each adds them by itself. The price: smaller passes, and more bytes. (The
-/// policies send less: one sum for shares that are a node of the tree.)
+/// Here a batch is cut into 6 shares on any number of devices. A device takes neighbouring shares and makes a pass over
+/// each: a share's gradient has the same bits on any device. Then shares are added up in a binary tree, ((0 1) (2 3))
+/// (4 5), independent of devices. A ring adds in its own order, so ranks exchange the gradients of all shares, and each
+/// rank adds them itself. The price: smaller passes and more bytes. (The policies send less: one sum for shares that
+/// are a node of the tree.)
 
 #include <bit>
 #include <chorus/same_bits.hpp>
@@ -16,7 +16,7 @@
 using Policy = ch::DistributedDataParallel<ch::SameBits<Model, 6>>;
 using Rows = std::vector<std::vector<float>>;
 
-/// Adds rows [begin, end) up into the first, as the tree does: as many to the left as a power of two can be.
+/// Adds rows [begin, end) into the first, in the tree's order: the left half's size is a power of two.
 void add_up(Rows& rows, std::size_t begin, std::size_t end) {
   if (end - begin < 2) return;
   const std::size_t middle = begin + std::bit_floor(end - begin - 1);
@@ -25,7 +25,7 @@ void add_up(Rows& rows, std::size_t begin, std::size_t end) {
   for (std::size_t i = 0; i < rows[begin].size(); ++i) rows[begin][i] += rows[middle][i];
 }
 
-/// Trains with batches that are cut into so many shares, and prints what all parameters have for bits.
+/// Trains with batches cut into `shares` shares, and prints a fingerprint of all parameters' bits.
 void train(ch::Run& run, Model& model, std::size_t shares) {
   auto& ranks = run.communicator();
   const auto n = static_cast<std::size_t>(ranks.size());
@@ -40,7 +40,7 @@ void train(ch::Run& run, Model& model, std::size_t shares) {
       ranks.all_reduce(std::span(&samples, 1));
       std::vector<float> zeros;
       for (const auto& p : parameters) zeros.resize(zeros.size() + numbers(p).size());
-      Rows rows(shares, zeros);  // the gradients of shares; those of other ranks come later
+      Rows rows(shares, zeros);  // the gradients of the shares; other ranks' are added later
       for (std::size_t i = 0; i < mine.count(); ++i) {
         const auto from = ch::share_begin(labels.numel(), mine.count(), i);
         const auto to = ch::share_begin(labels.numel(), mine.count(), i + 1);
@@ -52,7 +52,7 @@ void train(ch::Run& run, Model& model, std::size_t shares) {
         auto at = rows[mine.begin + i].begin();
         for (const auto& p : parameters) at = std::ranges::copy(gradient(p), at).out;
       }
-      for (auto& row : rows) ranks.all_reduce(std::span(row));  // one rank's and zeros: nothing is rounded
+      for (auto& row : rows) ranks.all_reduce(std::span(row));  // one rank's numbers and zeros: no rounding
       add_up(rows, 0, shares);
       auto at = rows[0].begin();
       for (const auto& p : parameters) at = std::ranges::copy_n(at, p.parameter->count(), gradient(p).begin()).in;
@@ -70,7 +70,7 @@ void train(ch::Run& run, Model& model, std::size_t shares) {
 
 int main(int argc, char** argv) {
   return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
-    for (const unsigned shares : {1u, 2u, 3u, 6u}) {  // 1 + 1/2 + ... + 1/1000, where each share adds up its own
+    for (const unsigned shares : {1u, 2u, 3u, 6u}) {  // 1 + 1/2 + ... + 1/1000; each share adds up its own terms
       Rows sums(shares, {0.0f});
       for (std::size_t i = 0; i < 1000; ++i) sums[i * shares / 1000][0] += 1 / static_cast<float>(i + 1);
       add_up(sums, 0, shares);
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
     }
     Model model, plain = ch::nn::copy_of(model);
     Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
-    train(run, plain, static_cast<std::size_t>(run.devices()));  // a share for each device, as in lesson 3
+    train(run, plain, static_cast<std::size_t>(run.devices()));  // one share per device, as in lesson 3
     train(run, model, 6);
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     Data data{run.seed(), run.rank(), run.devices(), 6};

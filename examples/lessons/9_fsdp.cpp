@@ -1,8 +1,8 @@
-/// Lesson 9: fully sharded data parallel (ZeRO-3). In lesson 7 a rank keeps an N-th of the optimizer's state. Here it
-/// keeps an N-th of parameters and gradients, too: its part of each unit, which is a layer. When the forward pass comes
-/// to a layer all ranks gather its parameters, use them, and give them back; when backward comes to it they gather them
-/// again. A reduce-scatter leaves of its gradients the average of the own part, and that is stepped. In a step a rank
-/// sends at most 3 (N-1)/N K bytes, K those of all parameters. (The policy also gathers the next layer ahead.)
+/// Lesson 9: fully sharded data parallel (ZeRO-3). In lesson 7 a rank keeps 1/N of the optimizer state. Here it also
+/// keeps 1/N of the parameters and gradients: its part of each unit, which is a layer. When the forward pass reaches a
+/// layer, all ranks gather its parameters, use them, and free them; backward gathers them again. A reduce-scatter
+/// leaves the average of the rank's own part of the gradients, and the rank steps that part. In a step a rank sends at
+/// most 3 (N-1)/N K bytes, where K is the size of all parameters. (The policy also gathers the next layer ahead.)
 
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <cmath>
@@ -14,9 +14,9 @@ struct Unit {  // a layer's weight and bias
   ch::comm::AnyCommunicator& ranks;
   std::vector<Parameter> parameters;
   ch::Parameter<float, 1> own{};            // this rank's part
-  ch::Tensor<float, 1> value{}, average{};  // its numbers, and its gradient
+  ch::Tensor<float, 1> value{}, average{};  // its numbers and its gradient
   double weight = 1;                        // this rank's samples / all ranks'
-  std::size_t part = 0, arrived = 0;        // so many numbers; gradients so far
+  std::size_t part = 0, arrived = 0;        // the size of the part; gradients that have arrived
 
   Unit(ch::comm::AnyCommunicator& all, std::vector<Parameter> of) : ranks(all), parameters(std::move(of)) {
     for (const auto& p : parameters) {
@@ -32,7 +32,7 @@ struct Unit {  // a layer's weight and bias
     own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());
     give_back();
   }
-  /// The layer's numbers or gradients, and zeros up to a multiple of N.
+  /// The layer's numbers or gradients, padded with zeros to a multiple of N.
   std::vector<float> in_a_row(std::span<float> (*what)(const Parameter&)) const {
     std::vector<float> row;
     for (const auto& p : parameters) row.insert(row.end(), what(p).begin(), what(p).end());
@@ -45,19 +45,19 @@ struct Unit {  // a layer's weight and bias
     for (auto from = row.begin(); const auto& p : parameters)
       from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
   }
-  void give_back() {  // the policy gives memory back; here whoever used these numbers would get a NaN
+  void give_back() {  // the policy frees memory; here later reads would give NaNs
     for (const auto& p : parameters) std::ranges::fill(numbers(p), NAN);
   }
   auto forward(const auto& layer, const auto& x) {
     gather();
     const auto y = layer(x);
     give_back();
-    // Backward needs the weight again for the gradient by x: but the first x are images.
+    // Backward needs the weight again for the gradient by x; but the first x are images.
     if constexpr (requires { x.requires_grad(); }) y.register_hook([this](const auto&) { gather(); });
     return y;
   }
   void gradient_is_final() {
-    if (++arrived < parameters.size()) return;  // the other one is to come
+    if (++arrived < parameters.size()) return;  // the other one is missing
     arrived = 0;
     give_back();
     ranks.reduce_scatter(in_a_row(gradient), std::span(average.data(), part), ch::comm::ReduceOp::sum,
@@ -98,6 +98,6 @@ int main(int argc, char** argv) {
     if (run.is_main()) std::printf("rank 0 keeps %zu numbers\n", kept), print_sent("rank", 0, data);
     for (auto& unit : units) unit.gather();  // for the comparison
     ch::optim::Sgd its_optimizer{net.parameters(), sgd};
-    return compare(run, data, model, net, its_optimizer, 100 * tolerance(ranks.size()));  // its parts are others
+    return compare(run, data, model, net, its_optimizer, 100 * tolerance(ranks.size()));  // its parts differ
   });
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// What the lessons share: a toy model and its data, parameters as plain numbers, and the comparison with the policy.
+/// Shared by the lessons: a toy model and its data, parameters as plain numbers, and the comparison with the policy.
 
 #include <algorithm>
 #include <chorus/chorus.hpp>
@@ -30,11 +30,11 @@ using ch::trace::Traffic;
 constexpr int epochs = 3;
 constexpr ch::optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
 
-/// 1,000 generated digits in batches of 33, of which each rank gets its share. 33 is odd on purpose: two ranks have 17
-/// and 16 samples, and means over unequal shares are where mistakes show.
+/// 1,000 generated digits in batches of 33; each rank gets its share. 33 is odd on purpose: two ranks have 17 and 16
+/// samples, and unequal shares reveal mistakes in means.
 class Data {
  public:
-  /// `shares`: into which a batch is cut; 0: as many as ranks.
+  /// `shares`: the number of shares of a batch; 0: one per rank.
   explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1, int shares = 0)
       : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
         loader_{images_,
@@ -42,7 +42,7 @@ class Data {
                                   {.rank = rank, .world_size = ranks, .seed = seed, .shares = shares}),
                 {.batch = 33}} {}
 
-  /// `for (auto& [images, labels] : data.epoch(e))`: the samples come in another order in each epoch.
+  /// `for (auto& [images, labels] : data.epoch(e))`: the samples are shuffled differently in each epoch.
   auto& epoch(int e) {
     loader_.set_epoch(e);
     return loader_;
@@ -55,16 +55,16 @@ class Data {
   ch::data::DataLoader<ch::data::SyntheticImages> loader_;
 };
 
-/// A parameter's numbers, to read and write.
+/// A parameter's numbers, for reading and writing.
 inline std::span<float> numbers(const Parameter& p) {
   return {static_cast<float*>(p.parameter->value_data()), static_cast<std::size_t>(p.parameter->count())};
 }
-/// Its gradient, where backward has left one.
+/// Its gradient, if backward has left one.
 inline std::span<float> gradient(const Parameter& p) {
   return {static_cast<float*>(p.parameter->grad_data()), static_cast<std::size_t>(p.parameter->count())};
 }
 
-/// The time, in seconds since whenever.
+/// The time in seconds, from an arbitrary start.
 inline double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -80,7 +80,7 @@ struct MeanLoss {
   void print(int epoch) const { std::printf("epoch %d: mean loss %.4f\n", epoch + 1, sum / samples); }
 };
 
-/// What a device, or this process's rank, has sent in a step since `trace::reset_traffic`, by what it was.
+/// Prints the bytes that a device, or this process's rank, has sent per step since `trace::reset_traffic`, by kind.
 inline void print_sent(const char* what, int i, const Data& data) {
   std::printf("%s %d sends in a step:", what, i);
   for (const auto kind : {Traffic::inputs, Traffic::outputs, Traffic::parameters, Traffic::gradients,
@@ -90,12 +90,12 @@ inline void print_sent(const char* what, int i, const Data& data) {
   std::printf("\n");
 }
 
-/// By how much parameters may differ. A sum of two numbers has the same bits in either order; with more ranks, rounding
-/// depends on the order in which an algorithm adds.
+/// The allowed difference of parameters. A sum of two numbers has the same bits in either order; with more ranks,
+/// rounding depends on the algorithm's order of additions.
 inline double tolerance(int ranks) { return ranks <= 2 ? 0 : 1e-5; }
 
-/// Main's status: 1 where one of this rank's parameters differs by more than `allowed`, on any rank, from the one of
-/// the policy that has its name.
+/// Main's status: 1 if a parameter of this rank differs by more than `allowed`, on any rank, from the policy's
+/// parameter with the same name.
 inline int compare_parameters(ch::Run& run, const char* policy, const std::vector<Parameter>& mine,
                               const std::vector<Parameter>& others, double allowed) {
   double most = 0;
@@ -103,7 +103,7 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
     for (const Parameter& own : mine)
       for (std::size_t j = 0; own.name == other.name && j < numbers(other).size(); ++j) {
         const double difference = std::abs(double{numbers(own)[j]} - double{numbers(other)[j]});
-        if (!(difference <= most)) most = difference;  // a NaN, too
+        if (!(difference <= most)) most = difference;  // also for a NaN
       }
   run.communicator().all_reduce(std::span(&most, 1), ch::comm::ReduceOp::max);
   const bool same = most <= allowed;
@@ -113,7 +113,7 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
   return same ? 0 : 1;
 }
 
-/// Trains `net`, a policy, in the loop that every program has.
+/// Trains `net`, a policy, with the usual loop.
 template <class Net, class Optimizer>
 void train(Data& data, Net& net, Optimizer& optimizer) {
   for (int e = 0; e < epochs; ++e)
@@ -125,8 +125,8 @@ void train(Data& data, Net& net, Optimizer& optimizer) {
     }
 }
 
-/// Trains `net`, a policy that has begun with the same parameters as the lesson's model, and compares. Returns main's
-/// status: 1 where a parameter differs by more than `allowed` on any rank.
+/// Trains `net`, a policy that began with the parameters of the lesson's model, and compares them. Returns main's
+/// status: 1 if a parameter differs by more than `allowed` on any rank.
 template <class Net, class Optimizer>
 int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimizer& optimizer, double allowed) {
   train(data, net, optimizer);

@@ -1,5 +1,5 @@
 #pragma once
-/// What a model has to know about its images.
+/// Facts about images that a model needs.
 
 #include <chorus/core/dtype.hpp>
 

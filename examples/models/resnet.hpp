@@ -1,6 +1,6 @@
 #pragma once
-/// ResNet-18 and ResNet-50 (He, Zhang, Ren, Sun 2015), with torchvision's names and form, so that its weights can be
-/// loaded: the first convolution of a bottleneck's 3 x 3 has the stride.
+/// ResNet-18 and ResNet-50 (He, Zhang, Ren, Sun 2015), with torchvision's names and structure, so that its weights can
+/// be loaded: the 3 x 3 convolution of a bottleneck has the stride.
 
 #include <array>
 #include <chorus/chorus.hpp>
@@ -32,7 +32,7 @@ std::optional<Shortcut<Device>> shortcut(ch::Index in, ch::Index out, ch::Index 
   return Shortcut<Device>{conv<Device>(in, out, 1, stride), ch::nn::BatchNorm2d<Device>{out}};
 }
 
-/// Two 3 x 3 convolutions, and the input added to what they give.
+/// Two 3 x 3 convolutions; the input is added to their result.
 template <class Device>
 struct BasicBlock : ch::nn::Module {
   static constexpr ch::Index expansion = 1;
@@ -78,8 +78,8 @@ struct Bottleneck : ch::nn::Module {
   }
 };
 
-/// Four stages of blocks; each but the first halves the image. Images of 64 x 64 and less go in as they are (the form
-/// for CIFAR), larger ones through a 7 x 7 convolution and pooling that leave a quarter of each side.
+/// Four stages of blocks; each but the first halves the image. Images up to 64 x 64 enter directly (the form for
+/// CIFAR), larger ones through a 7 x 7 convolution and pooling that leave a quarter of each side.
 template <class Device, class Block>
 struct ResNet : ch::nn::Module {
   ch::nn::Conv2d<Device> conv1;

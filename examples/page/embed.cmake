@@ -1,5 +1,5 @@
-# Writes the files of the page as arrays of bytes: cmake -D FOLDER=... -D OUTPUT=... -P embed.cmake
-# The scripts are one, in the order of their names.
+# Writes the page's files as byte arrays: cmake -D FOLDER=... -D OUTPUT=... -P embed.cmake
+# Scripts are concatenated in the order of their names.
 set(text "// Made of examples/page/ by embed.cmake.\n#pragma once\n#include <string_view>\n\nnamespace page {\n\n")
 foreach(name html css js)
   file(GLOB parts ${FOLDER}/page*.${name})
@@ -11,7 +11,7 @@ foreach(name html css js)
   endforeach()
   string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "'\\\\x\\1'," bytes "${bytes}")
-  # The last byte is no part of it: an array of none would be no C++.
+  # The final 0 is not part of the file: C++ has no empty arrays.
   string(APPEND text "inline constexpr char ${name}_bytes[] = {\n${bytes}0};\n"
     "inline constexpr std::string_view ${name}(${name}_bytes, sizeof ${name}_bytes - 1);\n\n")
 endforeach()

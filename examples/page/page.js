@@ -1,5 +1,5 @@
-// What all sections use: elements, numbers as text, and the runs as spans, counters and arrows.
-// Data is put into the page as text alone, never as HTML: names of parameters and files are the user's.
+// Shared code of all sections: elements, numbers as text, and the runs as spans, counters and arrows. Data is inserted
+// into the page as text only, never as HTML: names of parameters and files come from users.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -69,7 +69,7 @@ const sum = (list) => list.reduce((all, value) => all + value, 0);
 const most = (list) => list.reduce((all, value) => Math.max(all, value), 0);
 const median = (list) => [...list].sort((a, b) => a - b)[Math.floor(list.length / 2)];
 
-// Kinds: what a colour stands for has a pattern or a label, too
+// Kinds: colours are always combined with a pattern or a label
 
 const memoryKinds = ["parameters", "gradients", "optimizer", "buckets", "activations"];
 const bucketColour = (bucket) => bucket === undefined || bucket === null || bucket < 0 ? "var(--plain)"
@@ -150,7 +150,7 @@ const stepOf = (run) => {
   const number = shownStep !== null && run.steps.has(shownStep) ? shownStep
     : run.steps.has(run.median_step) ? run.median_step : [...run.steps.keys()][0];
   const step = run.steps.get(number), all = [...step.own.values()];
-  // A rank begins and ends it before or after others; of a process' devices there is one for all.
+  // Ranks begin and end a step at different times; the devices of one process share it.
   const of = (device) => step.own.get(device) ?? all[0] ?? step;
   return { number, ...step, of, length: all.length ? most(all.map((own) => wholeNs(own.end - own.begin))) : step.end - step.begin };
 };
@@ -262,7 +262,7 @@ addEventListener("DOMContentLoaded", () => {
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(draw);
   });
-  // What is closed on the screen is printed, too.
+  // Closed sections are printed, too.
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];

@@ -1,4 +1,4 @@
-// Section 2: all runs under each other over one time scale.
+// Section 2: all runs, one below the other, on one time scale.
 
 const timelineState = { zoom: 1 };
 const computing = [lanes.loader, lanes.forward, lanes.backward, lanes.optimizer];

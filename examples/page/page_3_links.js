@@ -1,4 +1,4 @@
-// Section 3: bytes of each link, beside the formula's.
+// Section 3: bytes of each link, next to the formula's.
 
 const linksState = { run: null, from: null, to: null };
 
@@ -84,7 +84,7 @@ function drawLinks() {
 /** What went over the links from one block of ranks to another in the shown step. */
 function messagesOf(run, fromBlock, toBlock, block) {
   const step = stepOf(run);
-  // A rank's own step: others begin and end theirs a little earlier or later.
+  // A rank's own step: other ranks begin and end theirs slightly earlier or later.
   const own = (rank) => run.spans.find((span) => span.category === "step" && span.device === rank &&
     span.args.step === step.number) || step;
   const inside = (rank, at) => Math.floor(rank / block) === at, rows = [];

@@ -19,7 +19,7 @@ function ringCalls() {
     }
   const isMedian = (call) => { const step = stepOf(call.run); return call.span.begin >= step.begin && call.span.begin <= step.end; };
   const worth = (call) => (call.span.args.op === "all_reduce" ? 2 : 0) + (isMedian(call) ? 1 : 0);
-  // What keeps ranks in order is no data.
+  // Control traffic, which keeps ranks in order, is not data.
   return [...calls.values()].filter((call) => call.span && call.span.args.traffic !== "control").sort((a, b) => worth(b) - worth(a));
 }
 

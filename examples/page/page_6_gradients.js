@@ -1,4 +1,4 @@
-// Section 6: the way of each gradient from ready to used.
+// Section 6: each gradient from ready to used.
 
 const gradientsState = { run: null, device: 0 };
 

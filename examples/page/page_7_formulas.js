@@ -1,4 +1,4 @@
-// Section 7: the ring's formulas, filled in from a run.
+// Section 7: the ring's formulas with a run's numbers.
 
 const formulasState = { run: null, values: null };
 

@@ -1,10 +1,10 @@
 #pragma once
-/// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
-/// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
-/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// <chorus/chorus.hpp> and all headers that need no other library: other policies, communication hooks, sharded and
+/// fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers, gradients of
+/// gradients, quantisation, traces, simulation. Engines of other libraries are separate: <chorus/comm/mpi.hpp>,
+/// <chorus/comm/gloo.hpp>.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 #include <chorus/core/requirements.hpp>
 
 #include <chorus/autograd/anomaly.hpp>

@@ -1,9 +1,9 @@
 #pragma once
-/// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
-/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
+/// The headers that most programs need: tensors, the common operators, layers and optimizers, data, the policies
+/// SingleDevice, DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest; each of its
+/// headers can be included alone. It costs compile time, and reading model files needs a JSON parser.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 #include <chorus/core/requirements.hpp>
 
 #include <chorus/autograd/parameter.hpp>

@@ -1,6 +1,6 @@
 #pragma once
-/// Quantisation: models that learn to compute with rounded numbers, models of 8-bit integers, and their files. What is
-/// in it, and how it reaches into layers and operators: quantization/README.md.
+/// Quantisation: models that train with rounded numbers, models of 8-bit integers, and their files. Contents, and the
+/// connection to layers and operators: quantization/README.md.
 
 #include <chorus/quantization/conv_bn_relu.hpp>
 #include <chorus/quantization/ops/quantized.hpp>

@@ -1,6 +1,6 @@
 #pragma once
-/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
-/// it: simulate/README.md.
+/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. Contents:
+/// simulate/README.md.
 
 #include <chorus/simulate/pipelined.hpp>
 #include <chorus/simulate/recorded.hpp>

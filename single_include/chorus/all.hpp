@@ -6,12 +6,12 @@
 // <chorus/all.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_ALL_HPP
 #define CHORUS_SINGLE_CHORUS_ALL_HPP
-/// <chorus/chorus.hpp> and everything beside it that needs no library of its own: other policies, communication hooks,
-/// sharded and fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers,
-/// gradients of gradients, quantisation, traces, simulation. Engines of other libraries stay apart:
-/// <chorus/comm/mpi.hpp>, <chorus/comm/gloo.hpp>.
+/// <chorus/chorus.hpp> and all headers that need no other library: other policies, communication hooks, sharded and
+/// fused optimizers, mixed precision, checkpoints, groups of ranks, further layers, losses and optimizers, gradients of
+/// gradients, quantisation, traces, simulation. Engines of other libraries are separate: <chorus/comm/mpi.hpp>,
+/// <chorus/comm/gloo.hpp>.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 
 // <chorus/autograd/anomaly.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
@@ -677,17 +677,17 @@ double gradient_error(const Function& function, const Tensor<double, Ranks>&... 
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
-/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
-/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
-/// `connect`, or to a communicator's constructor:
+/// Ranks with the same `color` form a group, ordered by `key`, and for equal keys by rank (MPI_Comm_split, PyTorch's
+/// new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the result of an earlier `split`.
+/// The result is this rank's World in its group. All ranks of the group pass it to `connect`, or to a communicator's
+/// constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
-/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
-/// place to meet.
+/// Groups and parent work concurrently, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group can't
+/// open a port.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -696,7 +696,7 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and the meeting place of a group.
+/// How ranks find the others of their color, and the address of a group.
 
 namespace chorus::comm {
 
@@ -708,7 +708,7 @@ struct SplitEntry {
   std::uint64_t machine;
 };
 
-/// The place where the first rank of a group listens, or the reason why it doesn't.
+/// The address at which the first rank of a group listens, or the reason why it can't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -769,7 +769,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
-/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+/// `Store`: keys and values that the ranks of a job share, with the names and semantics of PyTorch's TCPStore.
 
 namespace chorus::comm {
 
@@ -784,12 +784,11 @@ class StoreLink;
 
 /// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
-/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
-/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
-/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
-/// gone, or that had no room in time.
+/// Rank 0 holds the data in memory. A rank that uses the store after rank 0 has ended gets a CommError, so end with a
+/// barrier. Keys have 1 to 8192 bytes, values up to 8 MiB of any content; a call has up to 64 MiB and 262144 keys and
+/// values; a store up to 131072 keys and 1 GiB. All calls in transit take at most 256 MiB of rank 0's memory: a large
+/// one waits for room. Each call throws UsageError if it exceeds these limits, TimeoutError for keys that are not set
+/// in time or a server that does not answer, and CommError for a server that is gone or had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
@@ -798,9 +797,8 @@ class Store {
   /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
-  /// 0 cannot listen there.
+  /// The store of a group of ranks; a collective. Rank 0 holds it, at a free port of world.master_addr, under the job's
+  /// token; a group of one needs no socket. Throws CommError, on every rank, if rank 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
   /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
@@ -808,28 +806,28 @@ class Store {
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
+  /// Adds to the key's integer, 0 if the key is missing, and returns the sum; `get` returns it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
-  /// value after that; `expected` if the key is still missing.
+  /// Sets the key to `desired` if its value is `expected`, or if it is missing and `expected` is empty. Returns the
+  /// value afterwards; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it existed.
+  /// Returns whether the key existed.
   bool delete_key(std::string_view key);
-  /// Whether all exist now.
+  /// Whether all these keys exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Waits for all.
+  /// Waits for all these keys.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// The number of keys in the whole store, also of other prefixes.
+  /// The number of keys in the whole store, including those with other prefixes.
   std::int64_t num_keys();
-  /// Appends it to the value of the key; a missing key counts as empty.
+  /// Appends to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and reads them at one moment.
+  /// Waits for all these keys, and reads their values atomically.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
-  /// Sets them at one moment.
+  /// Sets all these keys atomically.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// The time limit of a call: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. For this copy only.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
@@ -853,12 +851,12 @@ class Store {
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
-/// How `Store` asks its server.
+/// How `Store` calls its server.
 
 // <chorus/comm/store/store_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
-/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+/// `StoreServer`: holds the keys and values of a store and answers its users.
 
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
@@ -872,7 +870,7 @@ class Store {
 ///
 /// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
 /// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
-/// and after it each text as its length (32 bits) and its bytes.
+/// then each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -880,7 +878,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; refuses strangers without a token
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -893,7 +891,7 @@ struct StoreWelcome {
 };
 static_assert(is_message<StoreWelcome, 48>);
 
-/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+/// Limits of a key, a value, a message, and a whole store, checked before anything is stored.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
                              most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
                              most_message_texts = 2 * most_store_keys;
@@ -931,7 +929,7 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// A request: keys, values, and a number to add or the milliseconds of a wait. Or a reply: values, a number, or an
 /// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
@@ -954,7 +952,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False if the connection ends or the deadline comes first. Large texts are not copied.
+/// Returns false if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -978,7 +976,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing if it is garbled.
+/// The texts in a message's body; nothing if it is malformed.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -996,15 +994,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory of a message on its way in: its bytes, and the texts that are made of them.
+/// The memory of a message while it arrives: its bytes and the texts made from them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And its memory then.
+/// The memory of a message after it has arrived.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
-/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are malformed, or
+/// `admit(bytes)` finds no room. Memory is allocated as bytes arrive, not by the announced size.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -1036,8 +1034,8 @@ class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
-  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
+  /// The memory of one user's messages in transit. All users together have most_room, except for small messages, which
+  /// don't wait for large ones: with the maximum number of users these take 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -1045,15 +1043,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
-    /// user is `gone`.
+    /// Waits until there is room for a message of that size. Returns false if the deadline or `close` comes first, or
+    /// if the user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Returns the room beyond that.
+    /// Returns the room beyond `bytes`.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -1076,8 +1074,8 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
-  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// Executes one request. `get` and `wait` return when all their keys exist, when the request's time is over, after
+  /// `close`, or when the user is `gone`, which is checked periodically. A large reply takes its `room`; throws
   /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
@@ -1125,9 +1123,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
+        // As in TCPStore: a missing key is set if `expected` is empty; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // other than expected
+        const auto other = [&]() -> const std::string* {  // a value that differs from the expected one
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -1200,7 +1198,7 @@ class StoreTable {
     return bytes;
   }
 
-  /// Whether these are the keys and values of such a request, and none of them is too long.
+  /// Throws unless these are the keys and values of such a request, and none is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
     const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
@@ -1237,9 +1235,9 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, each followed by its value: all of them or, with an error, none.
+  /// Stores keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; for a repeated key the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {
@@ -1285,13 +1283,13 @@ class StoreTable {
 namespace chorus::comm {
 
 /// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
-/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
+/// many as a job has. A visitor that does not prove that it knows the token is refused.
 class StoreServer {
  public:
-  /// For users in this process alone: no socket.
+  /// For users in this process only: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
-  /// short, and if there is none although `listener` is not on loopback.
+  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -1317,7 +1315,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Waits until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, for at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -1343,14 +1341,14 @@ class StoreServer {
         auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
         if (accepted.socket) admit(std::move(accepted));
       } catch (const std::exception&) {
-        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+        // Without memory or a thread for it, a visitor loses its connection; a later one may be served.
       }
     }
   }
 
   void admit(Accepted accepted) {
     const auto hello = accepted.hello_as<detail::StoreHello>();
-    if (hello.magic != detail::store_magic) return;  // a stranger
+    if (hello.magic != detail::store_magic) return;  // not a user
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
     detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
@@ -1359,8 +1357,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
-  /// can be no thread for it.
+  /// Adds a user after removing users that are gone. Beyond the limit the connection is closed. Throws CommError if no
+  /// thread can be started.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -1395,7 +1393,7 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for this user's request: it loses its connection, nobody else does.
+      // No memory for this user's request: only this user loses its connection.
     }
     shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
@@ -1422,7 +1420,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has its own while it lasts.
+/// Connections to one server: each running call has its own.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -1452,7 +1450,7 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it must be retried
 /// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
@@ -1527,7 +1525,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
+/// Sends a request, with the prefix added to its keys; returns the reply. A connection with an error is not reused.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -1547,7 +1545,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server itself reports the end of a wait; it may be a little late.
+  // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -1627,7 +1625,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // so that the others do not wait for it
+    } catch (const Error& error) {  // so that the others do not wait
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -1663,8 +1661,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -2489,7 +2487,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -2553,7 +2551,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -2578,7 +2576,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -2606,7 +2604,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -2635,7 +2633,7 @@ void check_data_hash(const Reader& file) {
 // <chorus/io/converted_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CONVERTED_NUMBERS_HPP
-/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
+/// Converts a file's numbers to the model's type, as PyTorch's `copy_` does.
 
 namespace chorus::io::detail {
 
@@ -2648,14 +2646,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
-/// integers and bools from integers and bools.
+/// Whether numbers of the file can be converted to the model's type: floating-point numbers to floating-point numbers,
+/// integers and bools to integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T named `type`; a bool is visited as its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -2671,9 +2669,9 @@ void with_integer(DType type, const Visit& visit) {
               std::uint64_t>(type, visit);
 }
 
-/// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
-/// range of `to`.
+/// Converts `bytes` from type `from` to type `to`: floating-point numbers are rounded, integers keep their values. The
+/// types must be convertible. Throws FileError, with a message that begins with `who`, if a number is out of the range
+/// of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -2702,7 +2700,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // then it is outside of all other types
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });
@@ -2724,7 +2722,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
 // <chorus/io/file_names.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
-/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
+/// Assigns the names of a file's tensors to the names of a model's tensors.
 
 // <chorus/io/load_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_LOAD_OPTIONS_HPP
@@ -2738,7 +2736,7 @@ using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// Whether the file must have exactly the model's tensors, with the same shapes. If false, `load` fills the tensors
   /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
   /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
@@ -2755,9 +2753,9 @@ struct LoadReport {
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: unchanged
   std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
-  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
+  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: unchanged
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
@@ -2789,15 +2787,15 @@ inline Rename without_prefix(std::string prefix) {
   };
 }
 
-/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
-/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: removes `prefix` and skips all tensors without it, to fill a part of a model from a file of the
+/// whole: `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
+/// For LoadOptions: adds `prefix` to all names, so that a file of a part fills that part of a whole model.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }
@@ -2808,7 +2806,7 @@ inline Rename with_prefix(std::string prefix) {
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 namespace chorus::io::detail {
 
@@ -2817,7 +2815,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -2830,7 +2828,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -2840,8 +2838,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -2868,7 +2866,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -2902,7 +2900,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -2913,7 +2911,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -2944,14 +2942,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -2965,8 +2963,8 @@ void say_changed(nn::Module& model) {
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 /// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
-/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
-/// are kept.
+/// allocate more data than the file's size, or read outside of the file. Values are not checked: NaN and infinity are
+/// kept.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -3084,12 +3082,12 @@ class RegularFile {
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
-/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
-/// of such a file is interpreted: a pickle could make a program run code.
+/// Recognises other file formats by the first bytes, and tells how to convert them. No other byte of such a file is
+/// interpreted: a pickle could make a program run code.
 
 namespace chorus::io::detail {
 
-/// This number of first bytes is enough.
+/// Enough first bytes to recognise all formats.
 inline constexpr std::size_t foreign_bytes = 4096;
 
 /// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
@@ -3165,7 +3163,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   if (word.starts_with('{') || word.starts_with('['))
     return is("a JSON text (a configuration?): the numbers lie in a file beside it");
 
-  // Protocol buffers have no mark. ONNX begins with its version, then the text or the graph.
+  // Protocol buffers have no signature. ONNX begins with its version, then the producer's name or the graph.
   const bool onnx =
       text.size() > 4 && text[0] == '\x08' && text[1] > 0 && text[1] < 32 && (text[2] == '\x12' || text[2] == '\x3A');
   if (path.ends_with(".onnx") || onnx)
@@ -3182,9 +3180,9 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message about a refused file, for readers of NumPy's files.
+/// The end of a message about a refused file, for readers of NumPy files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
-  // The size of the header in 8 bytes, few of them used, then the header.
+  // The header's size in 8 bytes, mostly zeros, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
     return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
   const auto what = what_file_is(begin, path);
@@ -3197,8 +3195,8 @@ inline constexpr std::size_t foreign_bytes = 4096;
 // <chorus/io/safetensors_header.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_HEADER_HPP
-/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated name, metadata
-/// key or field, no unknown fields, no control characters in names. The format:
+/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated names, metadata
+/// keys or fields, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
 #include <nlohmann/json.hpp>
@@ -3212,8 +3210,8 @@ struct SafetensorsHeader {
 
 namespace detail {
 
-/// Takes the events of nlohmann's parser. Unlike a parsed document they show duplicates, and nothing is stored that is
-/// deeper than the format allows. Every event that doesn't fit throws FileError.
+/// Handles the events of nlohmann's parser. Unlike a parsed document, they show duplicates, and nothing deeper than the
+/// format allows is stored. Every unexpected event throws FileError.
 class SafetensorsHeaderEvents {
  public:
   using json = nlohmann::json;
@@ -3380,7 +3378,7 @@ class SafetensorsHeaderEvents {
   bool has_metadata_ = false;
 };
 
-/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name repeats.
+/// Checks that the tensors, sorted here by offset, cover the data without gaps or overlaps, and that no name repeats.
 inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
@@ -3402,11 +3400,11 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
 }  // namespace detail
 
-/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: how messages begin. Throws
+/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: the beginning of messages. Throws
 /// FileError.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view path, const ReaderLimits& limits) {
-  // The parser would skip a byte order mark, and take a zero byte for the end of its input.
+  // The parser would skip a byte order mark, and treat a zero byte as the end of its input.
   check<FileError>(text.find('\0') == text.npos, path, ": the header is not valid JSON: it has a zero byte");
   check<FileError>(!text.starts_with("\xEF\xBB\xBF"), path, ": the header is not valid JSON: it has a byte order mark");
   detail::SafetensorsHeaderEvents events(path, limits);
@@ -3435,7 +3433,7 @@ class SafetensorsReader {
     read_header(limits);
   }
 
-  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file from memory, which must outlive the reader. `name` replaces the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -3465,14 +3463,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
-  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it doesn't, or if `entry`
+  /// belongs to another file, and FileError if the file can't be read or has been truncated since.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
+  /// Copies a tensor's bytes from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -3481,8 +3479,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
-  /// Throws UsageError beyond them, and FileError like the others.
+  /// The data of all tensors, which are contiguous: their number of bytes, and the bytes from `begin` on. Throws
+  /// UsageError beyond their end, and FileError like `read`.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -3519,7 +3517,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// The file's real format if it is no safetensors file, if known.
+  /// The file's actual format if it is not a safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -3546,8 +3544,7 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
-/// has undefined behaviour.
+/// Throws FileError if bytes to be read as bools are neither 0 nor 1: other values in a bool are undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
@@ -3564,8 +3561,7 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
-/// wrappers.
+/// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -3573,8 +3569,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
-    // it.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it is removed only if all names
+    // have it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -3582,7 +3578,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" if it is skipped.
+  /// The model's name of the tensor; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -3596,7 +3592,7 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // No model has members with these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed add
     // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
@@ -3616,7 +3612,7 @@ class FileNames {
 /// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError if two tensors get one name.
+  /// Throws FileError if two tensors map to one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
@@ -3631,7 +3627,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the written one.
+    // Python's save_model writes tied tensors once, and records their other names in the metadata.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -3645,7 +3641,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// The tensors that the model has not.
+  /// The tensors that the model does not have.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:
@@ -3659,13 +3655,13 @@ class FileTensors {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and learn of a failure on any of them.
+/// How several ranks write a file together and learn of a failure on any of them.
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
-/// format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, atomically. The format:
+/// https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
@@ -3960,14 +3956,21 @@ namespace detail {
 /// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
 /// reader would refuse the file.
 [[gnu::cold]] std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                               const Metadata& metadata);
+                                             const Metadata& metadata);
 
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+<<<<<<< HEAD
 /// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
 /// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
+=======
+/// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
+/// dtype. Computes the checksum in `metadata`, see data_hash_key.
+void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+>>>>>>> w_text2
 
 }  // namespace chorus::io
 
@@ -3975,7 +3978,7 @@ namespace detail {
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// The layout of a file, as the reference writer makes it.
+/// The layout of a file, as the reference writer writes it.
 
 namespace chorus::io::detail {
 
@@ -4043,7 +4046,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   std::string header = detail::safetensors_header(path, order, metadata);
   if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
-    detail::DataHash hash;  // of the data in their order in the file
+    detail::DataHash hash;  // of the data in file order
     for (const TensorView* tensor : order) hash.update(tensor->data);
     Metadata noted = metadata;
     noted.at(key) = hash.hex();
@@ -4068,11 +4071,10 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
-/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
-/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
-/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
-/// removed.
+/// Every rank calls it with its part of the model, and writes the places with `writes`. All write into one temporary
+/// file, which rank 0 then renames like AtomicFile, atomically. If a rank does not see that file, because there is no
+/// common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always do so. Rank 0's
+/// metadata are written. If a rank fails, all throw FileError with its reason, after the file has been removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -4097,9 +4099,9 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
-/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
-/// the job. All ranks call it.
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
+/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
+/// job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -4124,18 +4126,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
+/// The tensors of all ranks, in the file's order, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
+    TensorView view;            ///< of the whole tensor; without data
     const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
-  /// all of them if shapes differ.
+  /// Ranks may have different tensors; equal names must have equal shapes. All ranks call it. Throws UsageError on all
+  /// of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -4193,7 +4195,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for the ranges of all ranks, on rank 0; the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -4228,7 +4230,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are written
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -4255,7 +4257,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // if others send, they continue
+    std::string error;  // if others send, they must continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -4310,20 +4312,20 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all its names there, and the numbers that it needs.
+/// A tensor of a model: all its names there, and the required dtype and shape.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// The file's tensors that fill a model, and the ones that don't fit.
+/// The file's tensors for each tensor of a model, and those that don't fit.
 struct LoadPlan {
   std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
-/// PyTorch takes one number for a scalar, too.
+/// PyTorch also accepts one number for a scalar.
 inline bool same_shape(std::span<const Index> file, std::span<const Index> model) {
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
@@ -4394,7 +4396,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 had no batch counter. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -4417,8 +4419,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
-/// file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if the file's
+/// sources of a tied tensor differ.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -4447,7 +4449,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, in full even if this rank has a part.
+/// All tensors of a model, whole even if this rank has only a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -4477,7 +4479,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model: each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -4508,20 +4510,19 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
-/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
-/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
-/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
-/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
-/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
+/// numbers of any type to each other, integers and bools to each other. A PyTorch file fits as it does there, even
+/// without batch norm's batch counter (the layer keeps its own count). Tied tensors may have one name, as safetensors'
+/// `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has them, too:
+/// `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.` (torch.compile),
+/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 ///
 /// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
-/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
-/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
-/// type; and if tensors that are one in the model have different numbers in the file.
+/// is damaged or of another format; if names, shapes or kinds of numbers differ from the model's (one message lists
+/// them all) or, without `strict`, if no tensor fits; if a number is out of the range of the model's type; and if the
+/// file's sources of a tied tensor differ.
 ///
-/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
-/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
+/// Copies on other devices and in 16 bits are updated. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, or only its parts if ranks have parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
@@ -4554,7 +4555,7 @@ LoadReport load(Model& model, const std::string& path) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, copied to the host.
+/// Tensors to be written, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -4562,7 +4563,7 @@ class Outgoing {
     check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// Under another name; `copy(to)` copies the numbers.
+  /// The same under another name; `copy(to)` copies the numbers.
   template <Device D, class Copy>
   void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
     items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
@@ -4624,19 +4625,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
+/// Whether a tensor of a file belongs to a communication hook, or to a rank other than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of tensor `name` of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if its state is tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -4666,13 +4667,13 @@ std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   return places;
 }
 
-/// Whether each rank may have a model and an optimizer of its own.
+/// Whether ranks may have different models and optimizers.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
-/// something.
+/// Whether all ranks take part in writing a checkpoint: for one of these reasons, or because a communication hook has
+/// state.
 template <class Net>
 constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
@@ -4728,7 +4729,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   return value;
 }
 
-/// How many shares a net cuts each batch into, where that is not by its ranks or devices; else 0.
+/// The fixed number of shares into which a net cuts each batch; 0 if it depends on ranks or devices.
 template <class Net>
 int shares_of(const Net& net) {
   if constexpr (requires { net.canonical_shares(); })
@@ -4739,10 +4740,10 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError if the net sums over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another order than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
-  const bool has = found != file.metadata().end();  // that of a run without any has not
+  const bool has = found != file.metadata().end();  // absent for a run without shares
   const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
   check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
                     of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
@@ -4772,9 +4773,9 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
-/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
-/// canonical shares, than the file's run.
+/// Opens the file; `step_in(file)` returns its step. Throws FileError on all ranks if one of them can't open it, or if
+/// their files differ, and UsageError if a rank's net has another seed, or another number of canonical shares, than the
+/// file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
   std::optional<SafetensorsReader> file;
@@ -4813,7 +4814,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
+/// The owner of numbers outside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -4822,12 +4823,12 @@ auto& keeper_of(Net& net) {
     return net;
 }
 
-/// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
+/// Adds `own` of all other ranks to rank 0's file, rank by rank. All ranks call it.
 template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: if other ranks are in another call, it is found out here.
+  // No other call has this message, so ranks in another call are detected here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -4855,7 +4856,7 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Adds the state of a hook or of the net itself, for all ranks, and `places` of all other ranks if they differ.
 /// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
@@ -4899,18 +4900,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
+/// Reads the state of a hook or of the net itself; does nothing if neither has any.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds the file's tensors of it to `wanted`.
+  /// Adds the file's tensors of that state to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file gives the shape and the parameter the dtype.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -4934,7 +4935,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// In the order of parameters.
+  /// Gives the state to the net, in the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);
@@ -4985,7 +4986,7 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// The tensors of the model and of `kept` (optimizers and others): their places, or `numbers`, which are copied from
 /// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
@@ -5013,7 +5014,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
+/// The texts of all ranks of a policy whose ranks have different tensors, without duplicates.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -5027,7 +5028,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError if a number that the host counts with is impossible.
+/// Throws FileError if a counter of the host has an impossible value.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -5129,25 +5130,24 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
-/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
-/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
-/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
-/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
-/// ParameterAverage and ReduceOnPlateau; at most one of each.
-/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
-/// `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
+/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
+/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
+/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
+/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
+/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
+/// steps. The seed is, and the number of `canonical_shares`.
 ///
-/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
-/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
-/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
-/// which `load_checkpoint` and `io::load` compare.
+/// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
+/// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and
+/// buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under ParameterServer
+/// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
+/// `load_checkpoint` and `io::load` compare.
 ///
 /// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
@@ -5192,19 +5192,18 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 }
 
 /// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
-/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
-/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
-/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
-/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
-/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
-/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
-/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
+/// bit as without the break. With another number of ranks, each rank takes the mean of the ranks' own states, so that
+/// no error feedback is lost. The same holds for models and optimizers that differed, if the policy never lets them
+/// differ. A communication hook takes the parts of another hook's state that it knows, and starts anew if the file has
+/// none; without a hook the state is ignored. The learning rate is the file's until a schedule sets it; the schedule
+/// starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no checkpoint,
+/// doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed or other `canonical_shares` than
+/// the run; CommError if all ranks should call it and some don't.
 ///
-/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
-/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
-/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
-/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
-/// go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy, the number of devices or the order
+/// of parameters in memory. A net with another number of shares (or none, if the run had some, and vice versa) would
+/// end with the bits of neither run, so it is refused. A file without a number belongs to a run without shares.
+/// `io::load` needs no number: it loads weights into any net, to start a new run.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -5226,7 +5225,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
-    if (file.find(rate_name) == nullptr)  // earlier versions kept none
+    if (file.find(rate_name) == nullptr)  // older files have none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
     std::vector<std::string> own_names;
     for (const auto& tensor : wanted) own_names.push_back(tensor.name);
@@ -5276,7 +5275,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -5394,7 +5393,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError if they break the format.
+/// Parses the bytes of a .npy file. Throws FileError if they are malformed.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -5425,7 +5424,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if its dtype or number of axes differs.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -5479,7 +5478,7 @@ Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
 }
 
-/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy has not.
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy does not have.
 template <Scalar T, int Rank, Device D>
 void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
   const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
@@ -5498,19 +5497,19 @@ void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
 // <chorus/io/npy_folder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
-/// A folder of NumPy's arrays as a dataset.
+/// A folder of NumPy arrays as a dataset.
 
 #include <filesystem>
 
 namespace chorus::io {
 
-/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read on demand,
-/// and its class. Classes are the folder's subfolders, numbered in the order of their names, as in torchvision's
-/// ImageFolder; without subfolders all samples are of class 0.
+/// The `.npy` files of a folder, sorted by name: sample i is the i-th array, read on demand, and its class. Classes are
+/// the folder's subfolders, numbered by sorted name, as in torchvision's ImageFolder; without subfolders all samples
+/// have class 0.
 template <Scalar T, int Rank>
 class NpyFolder {
  public:
-  /// Throws FileError if the folder can't be read, has no such file, or has files beside subfolders with files.
+  /// Throws FileError if the folder can't be read, has no such file, or has files next to subfolders with files.
   explicit NpyFolder(const std::string& folder) {
     data::require_folder("NpyFolder", folder);
     std::vector<std::string> subfolders;
@@ -5530,9 +5529,9 @@ class NpyFolder {
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none if the files lie in the folder itself.
+  /// Names of the subfolders; none if the files are in the folder itself.
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError if the file is no array of T with that number of axes.
+  /// Throws FileError if the file is not an array of T with that number of axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
     data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];
@@ -5587,7 +5586,7 @@ inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return ~c;
 }
 
-/// Little-endian numbers at a place in an archive. Throws FileError past its end.
+/// Reads little-endian numbers from an archive. Throws FileError past its end.
 class ZipBytes {
  public:
   ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
@@ -5619,7 +5618,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, at its end. Throws FileError.
+/// The archive's directory, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -5633,7 +5632,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // 64-bit fields, used if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -5647,7 +5646,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit have a field of their own, in this order.
+    // Sizes that don't fit are in an extra field, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -5680,7 +5679,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one byte.
+    // Deflate expands a byte to at most 1032 bytes.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -5786,7 +5785,7 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // The fields that the directory and an array's own header share: version, flags (names in UTF-8), stored, 1980-01-01,
   // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
@@ -5824,7 +5823,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-/// The fingerprint of a policy's model, the same on all ranks, also if each has parts of it. All ranks call it.
+/// The fingerprint of a policy's model, the same on all ranks, even if each has parts of it. All ranks call it.
 template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {
@@ -5856,12 +5855,12 @@ std::string parameters_sha256(Net& net) {
 // <chorus/io/tensor_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes.
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
-/// it is not contiguous.
+/// A dense tensor on the host in the form of `write_safetensors`; the tensor must outlive the view. Throws UsageError
+/// if it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
@@ -24968,13 +24967,13 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
 // <chorus/quantization.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_HPP
-/// Quantisation: models that learn to compute with rounded numbers, models of 8-bit integers, and their files. What is
-/// in it, and how it reaches into layers and operators: quantization/README.md.
+/// Quantisation: models that train with rounded numbers, models of 8-bit integers, and their files. Contents, and the
+/// connection to layers and operators: quantization/README.md.
 
 // <chorus/quantization/conv_bn_relu.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_CONV_BN_RELU_HPP
-/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the first two.
+/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the batch norm into the convolution.
 
 namespace chorus::nn {
 
@@ -25019,55 +25018,54 @@ struct ConvBn : Module {
 // <chorus/quantization/ops/quantized.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_QUANTIZED_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_QUANTIZED_HPP
-/// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
-/// weights: a model of many layers is for `quantized(model)`, which does so once.
+/// Operators on 8-bit integers, with PyTorch's names and results. Each call transposes its operands and packs its
+/// weights: for a model of many layers use `quantized(model)`, which does so once.
 
 // <chorus/quantization/kernels/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_CONVOLUTION_HPP
-/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel: what it is multiplied with
-/// lies in `runs` of neighbouring bytes, one for each row of the kernel (or each tap, where there are groups), so that
-/// nothing is copied into columns first.
+/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel; its inputs lie in `runs` of
+/// neighbouring bytes, one per row of the kernel (with groups, one per tap), so that nothing is copied into columns
+/// first.
 
 // <chorus/quantization/kernels/dot.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_DOT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_DOT_HPP
-/// Inner products of u8 with s8, four terms a lane, in 32 bits: by VNNI where the compiler may use it, else widened to
-/// 16 bits. Every way gives the same integers: none adds in 16 bits, where two products of 255 * 127 would saturate
+/// Inner products of u8 with s8, four terms per lane, in 32 bits: with VNNI if the compiler may use it, else widened to
+/// 16 bits. All ways give the same integers: none adds in 16 bits, which would saturate for two products of 255 * 127
 /// (as `vpmaddubsw` does).
 
 // <chorus/quantization/kernels/requantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_REQUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_REQUANTIZE_HPP
-/// From sums of integers to 8-bit numbers: what ends every integer product.
+/// Requantisation: from integer sums to 8-bit numbers, at the end of every integer product.
 
 // <chorus/quantization/quantized_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
-/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
-/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+/// Numbers of 8 bits and less: levels, and how scales are chosen (Jacob et al., "Quantization and Training of Neural
+/// Networks", CVPR 2018). Training and integer inference both use these functions, so that their integers agree. All
+/// arithmetic is in float, in this order.
 
 namespace chorus::quantized {
 
-/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+/// The range of integers, both ends included: [0, 255] for u8, [-127, 127] for s8, [-7, 7] for 4 bits.
 struct Integers {
   std::int32_t least = 0, most = 255;
   friend bool operator==(const Integers&, const Integers&) = default;
 };
 
-/// Which integer stands for which number: q stands for (q - zero_point) scale.
+/// The values of integers: q represents (q - zero_point) scale.
 struct Levels {
   float scale = 1;
   std::int32_t zero_point = 0;
   Integers integers;
 
-  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
-  /// NaN it is the least.
+  /// The integer nearest to `number`, ties to even, clamped to the ends. The least integer for a NaN.
   std::int32_t level(float number) const { return steps(number) + zero_point; }
-  /// What an integer stands for.
+  /// The value of an integer.
   float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
-  /// What the integer that stands for `number` stands for.
+  /// The value of the integer nearest to `number`.
   float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
   /// Whether the integer nearest to `number` is within the ends: then gradients pass.
   bool holds(float number) const {
@@ -25079,18 +25077,18 @@ struct Levels {
  private:
   float low() const { return static_cast<float>(integers.least - zero_point); }
   float high() const { return static_cast<float>(integers.most - zero_point); }
-  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
   std::int32_t steps(float number) const {
     const float steps = number * (1.0f / scale);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
   }
 };
 
-/// No scale is smaller: 2^-23, which PyTorch takes.
+/// The smallest scale: 2^-23, as in PyTorch.
 inline constexpr float least_scale = 1.1920928955078125e-07f;
 
-/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
-/// exact. Affine: the ends of the range are the ends of the integers.
+/// Levels for numbers in [min, max], which is widened to include 0: 0 is a level, so that zeros of padding and of ReLU
+/// are exact. Affine: the ends of the range map to the ends of the integers.
 inline Levels affine_levels(float min, float max, Integers integers) {
   min = std::min(min, 0.0f);
   max = std::max(max, 0.0f);
@@ -25101,7 +25099,7 @@ inline Levels affine_levels(float min, float max, Integers integers) {
   return out;
 }
 
-/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+/// Symmetric about 0, which maps to the integer 0, or to the middle one of unsigned integers.
 inline Levels symmetric_levels(float min, float max, Integers integers) {
   const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
   const float half = static_cast<float>(integers.most - integers.least) / 2;
@@ -25109,24 +25107,24 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
           integers};
 }
 
-/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
-/// training and integer inference compute it.
+/// The factor of a channel's weights when its batch norm is folded into them: weight / sqrt(var + eps), as training and
+/// integer inference compute it.
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
-/// ways, as compilers join a product with a sum.
+/// The bias after folding: `bias` is the convolution's own. Never inlined: compilers may fuse a product with a sum, and
+/// two inlined copies could round differently.
 [[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
 }
-/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+/// The mean of `count` values, from the sum of their integers minus zero points.
 inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
   return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
-/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+/// From a sum of products of integers minus zero points to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], where the unit is x's scale times the weight's. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Used by evaluation with fake quantisation and by integer models.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -25147,7 +25145,7 @@ struct Requantizer {
   };
   static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
     const auto low = static_cast<float>(ends.least - ends.zero_point);
     const auto high = static_cast<float>(ends.most - ends.zero_point);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
@@ -25159,7 +25157,7 @@ struct Requantizer {
 
 namespace chorus::kernels::int8 {
 
-/// How the columns of a product become numbers of 8 bits:
+/// How a product's columns become 8-bit numbers:
 ///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
 /// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
 /// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:
@@ -25184,7 +25182,7 @@ struct Requantize {
 #if defined(__AVX2__)
 #endif
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -25192,8 +25190,8 @@ struct Requantize {
 
 namespace chorus::kernels::int8 {
 
-// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
-// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
+// A way has vectors of `lanes` sums. left(x): four u8, the same in every lane; right(w): four s8 per lane, lane by
+// lane; add(sums, left, right): adds each lane's four products. A tile has rows * vectors of them in registers.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 #define CHORUS_INT8_VNNI512 1
@@ -25231,7 +25229,7 @@ struct Vnni512 {
 
 #if defined(__AVX2__)
 namespace detail {
-/// What the ways of 8 lanes share.
+/// The common part of ways with 8 lanes.
 struct EightLanes {
   static constexpr int lanes = 8;
   using Sums = __m256i;
@@ -25289,11 +25287,11 @@ struct Vnni256 : detail::EightLanes {
 };
 #endif
 
-/// AVX2: bytes become 16 bits, of which `vpmaddwd` adds pairs in 32 bits.
+/// AVX2: widens bytes to 16 bits; `vpmaddwd` adds pairs of products in 32 bits.
 struct Widened : detail::EightLanes {
   static constexpr const char* name = "AVX2, widened to 16 bits";
   static constexpr int rows = 4, vectors = 2;
-  // The bytes with even, and with odd places.
+  // The bytes at even and at odd places.
   struct Pairs {
     __m256i even, odd;
   };
@@ -25315,7 +25313,7 @@ struct Widened : detail::EightLanes {
 };
 #endif
 
-/// Plain C++, for every processor; what the other ways are tested against.
+/// Plain C++, for every processor; the reference in tests of the other ways.
 struct Plain {
   static constexpr const char* name = "plain C++";
   static constexpr int lanes = 8, rows = 2, vectors = 1;
@@ -25357,12 +25355,12 @@ using Best = Plain;
 // <chorus/quantization/kernels/image.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
-/// A batch of 8-bit images as integer kernels see them: channels lie next to each other, and around each image there
-/// may be a border, so that a convolution reads its padding as it reads anything else.
+/// A batch of 8-bit images for integer kernels: channels last, with an optional border around each image, so that a
+/// convolution reads its padding like other pixels.
 
 namespace chorus::kernels::int8 {
 
-/// Kernels read up to so many bytes behind the last number, and take them times zero.
+/// Kernels read up to this many bytes past the last number, and multiply them by zero.
 inline constexpr Index slack = 4;
 
 /// [batch, height + 2 border, width + 2 border, channels], without gaps.
@@ -25370,11 +25368,11 @@ struct Images {
   std::uint8_t* data = nullptr;
   Index batch = 0, height = 1, width = 1, channels = 0, border = 0;
 
-  Index pitch() const { return (width + 2 * border) * channels; }  ///< from one row to the next
+  Index pitch() const { return (width + 2 * border) * channels; }  ///< bytes from one row to the next
   Index image_bytes() const { return (height + 2 * border) * pitch(); }
   Index bytes() const { return batch * image_bytes() + slack; }
   Index pixels() const { return batch * height * width; }
-  /// The first channel of a pixel; rows and columns count from behind the border, and may be within it.
+  /// The first channel of a pixel; row 0 and column 0 are inside the border; indices may lie within the border.
   std::uint8_t* at(Index image, Index row, Index column) const {
     return data + image * image_bytes() + (row + border) * pitch() + (column + border) * channels;
   }
@@ -25384,7 +25382,7 @@ struct Images {
     if (border == 0) return;
     for (Index image = 0; image < batch; ++image) {
       std::uint8_t* const first = at(image, -border, -border);
-      // Above the first row and at its left; from each row's right on to the next one's left; and the rest.
+      // Above the first row and to its left; then from each row's right end to the next row's left; then the rest.
       std::fill_n(first, border * pitch() + border * channels, value);
       for (Index row = 0; row + 1 < height; ++row) std::fill_n(at(image, row, width), 2 * border * channels, value);
       std::fill(at(image, height - 1, width), first + image_bytes(), value);
@@ -25395,7 +25393,7 @@ struct Images {
 }  // namespace chorus::kernels::int8
 #endif  // CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_IMAGE_HPP
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -25406,14 +25404,14 @@ namespace chorus::kernels::int8 {
 /// Columns of a panel of packed weights.
 inline constexpr Index panel = 64;
 
-/// The sums of 32 bits hold so many products of 255 and -128.
+/// A 32-bit sum can hold this many products of 255 and -128.
 inline constexpr Index most_terms = 65'793;
 
-/// Weights in the order in which the kernels read them: [group][panel][run][4 terms of it][column][4].
+/// Weights in the kernels' order: [group][panel][run][4 terms of it][column][4].
 struct PackedWeights {
   Index out_channels = 0, groups = 1, kernel_h = 1, kernel_w = 1, channels = 0;  // channels: of the input, in a group
   bool row_runs = true;   // a run is a whole row of the kernel, not one tap
-  bool depthwise = false;  // [tap][channel] then
+  bool depthwise = false;  // then [tap][channel]
   std::vector<std::int8_t> numbers;
   std::vector<std::int32_t> sums;  // of each output's weights
 
@@ -25425,7 +25423,7 @@ struct PackedWeights {
   Index panel_bytes() const { return runs() * run_steps() * panel * 4; }
 };
 
-/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape` but for its batch,
+/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape`, apart from its batch,
 /// height and width.
 inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std::int8_t> weight) {
   PackedWeights out;
@@ -25468,10 +25466,10 @@ inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std:
 
 namespace detail {
 
-/// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
+/// Rows of the product that are multiplied by a panel of weights at a time, some 16 to 128 KiB of x.
 inline constexpr Index chunk_rows = 240;
 
-/// Where the rows of a chunk begin.
+/// The beginnings of a chunk's rows.
 struct Rows {
   const std::uint8_t* x[chunk_rows];
   std::uint8_t* y[chunk_rows];
@@ -25514,11 +25512,11 @@ void multiply_tile(const std::uint8_t* const* x, std::span<const Index> runs, In
   }
 }
 
-/// Rows [first, first + rows) of a chunk, at most `Count`, times a panel's columns.
+/// Multiplies rows [first, first + rows) of a chunk, at most `Count`, by a panel's columns.
 template <class Way, int Count>
 void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const Index> runs, Index steps,
                    const std::int8_t* w, const Requantize& to, Index column, Index columns) {
-  // Rows that are not there are computed as the last one, and not stored.
+  // Missing rows are computed as copies of the last one and not stored.
   const std::uint8_t* x[Count];
   std::uint8_t* y[Count];
   for (Index r = 0; r < Count; ++r) {
@@ -25543,7 +25541,7 @@ void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const I
   }
 }
 
-/// A chunk's rows times a panel.
+/// Multiplies a chunk's rows by a panel.
 template <class Way>
 void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps, const std::int8_t* w,
                     const Requantize& to, Index column, Index columns) {
@@ -25559,7 +25557,7 @@ void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps,
   }
 }
 
-/// The depthwise form: each channel by itself.
+/// Depthwise convolution: each channel by itself.
 inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const PackedWeights& weights,
                                const Requantize& to, const Images& y) {
   constexpr Index block = 64;
@@ -25585,7 +25583,7 @@ inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const Pack
 }  // namespace detail
 
 /// y = the convolution of x, whose border is at least the padding and holds x's zero point. `to` has a number for each
-/// output channel, and up to `panel` more may be read.
+/// output channel; up to `panel` more may be read.
 template <class Way = Best>
 void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& weights, const Requantize& to,
                  const Images& y) {
@@ -25645,7 +25643,7 @@ namespace chorus::kernels::int8 {
 
 using quantized::Levels;
 
-/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
+/// The integer of x, at least `least`: with a ReLU that is the zero point.
 inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
   return static_cast<std::uint8_t>(std::max(levels.level(x), least));
 }
@@ -25659,14 +25657,14 @@ struct Sum {
   std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
 };
 
-/// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
+/// y = the levels of a + b or relu(a + b), computed in float: `count` contiguous numbers.
 inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* y, Index count) {
   Index i = 0;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
   constexpr int exact = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const auto number = [](const std::uint8_t* q, const Levels& levels) {
     const auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
-    // With its rounding named, a product is never joined with the sum that follows.
+    // A product with a named rounding mode is never fused with the sum that follows.
     return _mm512_mul_round_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(levels.zero_point))),
                                _mm512_set1_ps(levels.scale), exact);
   };
@@ -25682,7 +25680,7 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   }
 #endif
   if (i == count) return;
-  // Products come from tables: the compiler cannot join them with the sum, which would round once less.
+  // Products come from tables, so that the compiler cannot fuse them with the sum, which would round once less.
   std::array<float, 256> numbers_a, numbers_b;
   for (int q = 0; q < 256; ++q) {
     numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
@@ -25691,7 +25689,7 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
 }
 
-/// The same of images.
+/// The same for images.
 inline void add(const Sum& sum, const Images& a, const Images& b, const Images& y) {
   parallel_for(y.batch * y.height, [&](Index line) {
     const Index image = line / y.height, row = line % y.height;
@@ -25699,7 +25697,7 @@ inline void add(const Sum& sum, const Images& a, const Images& b, const Images& 
   }, y.pixels() * y.channels > 200'000);
 }
 
-/// y[q] of every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
+/// y = table[x] for every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
 inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y) {
   for (Index image = 0; image < y.batch; ++image)
     for (Index row = 0; row < y.height; ++row) {
@@ -25709,7 +25707,7 @@ inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x,
     }
 }
 
-/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
+/// y = table[x] for every number, written to y's channels from `first` on; y has the same pixels as x.
 inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
                              Index first) {
   for (Index image = 0; image < y.batch; ++image)
@@ -25734,7 +25732,7 @@ inline void quantize(const Levels& levels, const float* x, const Images& y) {
   }, y.pixels() * y.channels > 50'000);
 }
 
-/// y: [batch, channels, height, width], row-major, gets f(number) of x.
+/// y: [batch, channels, height, width], row-major, = f(number of x).
 template <class T, class F>
 void for_channels_first(const Images& x, T* y, const F& f) {
   const Index plane = x.height * x.width;
@@ -25747,7 +25745,7 @@ void for_channels_first(const Images& x, T* y, const F& f) {
       }
 }
 
-/// y = the numbers that x stands for: [batch, channels, height, width], row-major.
+/// y = the float values of x: [batch, channels, height, width], row-major.
 inline void dequantize(const Levels& levels, const Images& x, float* y) {
   for_channels_first(x, y, [&](std::uint8_t q) { return levels.number(q); });
 }
@@ -25765,7 +25763,7 @@ inline void dequantize(const Levels& levels, const Images& x, float* y) {
 namespace chorus::kernels::int8 {
 
 namespace detail {
-/// Calls f(image, row, column, top, left) for each window, which may begin or end outside of the image.
+/// Calls f(image, row, column, top, left) for each window, which may extend beyond the image.
 template <class F>
 void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F& f) {
   parallel_for(y.batch * y.height, [&](Index line) {
@@ -25776,7 +25774,7 @@ void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F
 }
 }  // namespace detail
 
-/// y = the largest number of each window. Padding never counts. `s.planes` is not looked at.
+/// y = the maximum of each window. Padding never counts. `s.planes` is ignored.
 inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
     std::uint8_t* const to = y.at(image, row, column);
@@ -25791,11 +25789,11 @@ inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   });
 }
 
-/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
+/// The maximum size of a mean's window: with fake quantisation sums are in float, which is exact up to here.
 inline constexpr Index most_pooled = 16'384;
 
-/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
-/// the numbers of a window.
+/// How means become 8-bit numbers: the levels of float(sum of (x - zero_point)) * (scale / count), where `count` is the
+/// number of elements in a window.
 struct Mean {
   Levels x, y;
   bool count_include_pad = true;
@@ -25819,7 +25817,7 @@ inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, c
           const std::uint8_t* const from = x.at(image, i, j) + c;
           for (Index l = 0; l < count; ++l) sums[l] += from[l];
         }
-      // What lies behind the padding at the far side, with `ceil_mode`, never counts.
+      // Numbers beyond the padding at the far side, with `ceil_mode`, never count.
       const Index whole = (std::min(top + s.kernel_h, x.height + s.padding_h) - top) *
                           (std::min(left + s.kernel_w, x.width + s.padding_w) - left);
       const Index divisor = std::max<Index>(1, mean.count_include_pad ? whole : numbers);
@@ -25834,7 +25832,7 @@ inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, c
 
 namespace chorus {
 
-/// Integers, and what they stand for: (q - zero_point) * scale.
+/// Integers and their levels: a value is (q - zero_point) * scale.
 template <int Rank>
 struct Quantized {
   Tensor<std::uint8_t, Rank, Cpu> values;
@@ -25842,14 +25840,14 @@ struct Quantized {
   std::int32_t zero_point = 0;
 };
 
-/// Weights of 8 bits with a scale for each output, the first axis.
+/// 8-bit weights with a scale for each output, the first axis.
 template <int Rank>
 struct QuantizedWeight {
   Tensor<std::int8_t, Rank, Cpu> values;
   Tensor<float, 1, Cpu> scale;
 };
 
-/// What the integers of a result stand for, and whether a ReLU is applied first.
+/// The levels of a result, and whether a ReLU is applied first.
 struct QuantizedOutput {
   float scale = 1;
   std::int32_t zero_point = 0;
@@ -25869,7 +25867,7 @@ kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
   return {x.scale, x.zero_point, {}};
 }
 
-/// Images with their channels last, and the memory in which they lie.
+/// Images with channels last, and their memory.
 struct OwnImages {
   std::vector<std::uint8_t> memory;
   kernels::int8::Images images;
@@ -25971,7 +25969,7 @@ Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::in
   return out;
 }
 
-/// What the integers stand for.
+/// The float values of the integers.
 template <int Rank>
 Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
   detail::check_defined("dequantize", x.values);
@@ -25981,8 +25979,8 @@ Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
   return out;
 }
 
-/// conv2d of integers, added up in 32 bits; padding stands for 0, which is x's zero point. bias: [out], of floats, or
-/// undefined. Throws ShapeError where the shapes don't fit, as `conv2d` does, and UsageError for levels that can't be.
+/// conv2d of integers with 32-bit sums; padding has the value 0, which is x's zero point. bias: [out], float, or
+/// undefined. Throws ShapeError if the shapes don't fit, as `conv2d` does, and UsageError for invalid levels.
 template <class Way = kernels::int8::Best>
 Quantized<4> quantized_conv2d(const Quantized<4>& x, const QuantizedWeight<4>& weight,
                               const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
@@ -26023,7 +26021,7 @@ Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b
   return out;
 }
 
-/// The larger of x and 0, as integers of the same levels.
+/// max(x, 0), as integers of the same levels.
 template <int Rank>
 Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
   detail::check_defined("quantized_relu", x.values);
@@ -26034,7 +26032,7 @@ Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
   return out;
 }
 
-/// max_pool2d of integers, whose levels stay.
+/// max_pool2d of integers; keeps the levels.
 inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
   detail::check_defined("quantized_max_pool2d", x.values);
   const auto shape = detail::pool2d_shape("quantized_max_pool2d", x.values.shape(), window, options);
@@ -26044,7 +26042,7 @@ inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, c
   return {to.tensor(), x.scale, x.zero_point};
 }
 
-/// avg_pool2d of integers, added up in 32 bits and rounded once, to x's levels.
+/// avg_pool2d of integers with 32-bit sums, rounded once, to x's levels.
 inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
   constexpr const char* name = "quantized_avg_pool2d";
   detail::check_defined(name, x.values);
@@ -26058,9 +26056,8 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   return {to.tensor(), x.scale, x.zero_point};
 }
 
-/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
-/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
-/// index that is no entry.
+/// embedding of integers: weight: [entries, features], index: [...] -> the float values of these rows: [..., features],
+/// as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an index out of range.
 template <int Rank>
 Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
                                                  const Tensor<std::int64_t, Rank, Cpu>& index) {
@@ -26091,24 +26088,24 @@ Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weigh
 // <chorus/quantization/quantization_aware.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
-/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
-/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+/// QuantizationAware: a model that trains with the rounding of integers (Jacob et al., "Quantization and Training of
+/// Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
 
 // <chorus/quantization/layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
-/// The layers of a model that become integers, found by a walk through it.
+/// Finds the layers of a model that become integers.
 
 // <chorus/quantization/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
-/// One forward pass with fake quantisation: which values are to be rounded, and how.
+/// One forward pass with fake quantisation: which values are rounded, and how.
 
 // <chorus/quantization/integer_product.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
-/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
-/// model rounds, in the same order.
+/// A layer's product in integers, for evaluation with fake quantisation: it rounds the same numbers in the same order
+/// as an integer model.
 
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
@@ -26127,15 +26124,15 @@ inline thread_local constinit bool exact_sums = false;
 // <chorus/quantization/kernels/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
-/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
-/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+/// Fake quantisation on the CPU: replaces numbers by the values of the nearest integers (quantized_numbers.hpp), with
+/// levels per tensor or per channel. Inputs are checked for NaNs, which no integer can represent.
 
 namespace chorus::kernels {
 
 namespace detail {
 
-/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
-/// nearbyint does, in instructions that every processor has for whole vectors.
+/// Levels in a form for loops. Adding and subtracting 1.5 2^23 rounds a small number to the nearest integer, as
+/// nearbyint does, with vector instructions that every processor has.
 struct RoundedSteps {
   float scale, inverse, low, high;
   explicit RoundedSteps(const quantized::Levels& levels)
@@ -26144,7 +26141,7 @@ struct RoundedSteps {
         low(static_cast<float>(levels.integers.least - levels.zero_point)),
         high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
 
-  /// The whole number of steps nearest to x, at most one beyond the ends.
+  /// The number of steps nearest to x, at most one beyond the ends.
   float operator()(float x) const {
     constexpr float magic = 12582912.0f;
     const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
@@ -26156,7 +26153,7 @@ struct RoundedSteps {
   }
 };
 
-/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+/// Calls `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one per channel.
 template <class F>
 void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
   if (levels.size() == 1) {
@@ -26174,7 +26171,7 @@ void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels,
 
 }  // namespace detail
 
-/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+/// y = the float values of x's integers; x, y: [batch, channels, inner]. Returns whether x has no NaN.
 inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                           float* y) {
   std::atomic<bool> numbers{true};
@@ -26191,7 +26188,7 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
-/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+/// y = x's integers minus zero points, as floats; shapes and levels as above.
 inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                float* y) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -26199,8 +26196,8 @@ inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::spa
   });
 }
 
-/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
-/// Bengio, Léonard and Courville, 2013).
+/// dx = dy, or += dy, where x's integer is within the ends; 0 elsewhere (the straight-through estimator of Bengio,
+/// Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                    const float* dy, float* dx, bool accumulate) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -26213,7 +26210,7 @@ inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std:
 
 namespace detail {
 
-/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+/// The minimum and maximum of `count` numbers, computed in 16 rows, which compilers vectorise.
 inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
   constexpr Index rows = 16;
   std::array<float, rows> least, most;
@@ -26237,8 +26234,8 @@ inline void widen(const float* x, Index count, float& min, float& max, bool& str
 
 }  // namespace detail
 
-/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
-/// infinity, which no finite numbers do.
+/// min and max: [channels], over all numbers of a channel; infinity and -infinity if there are none. A NaN gives
+/// -infinity and infinity, which finite numbers can't.
 inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (Index channel = 0; channel < shape.channels; ++channel) {
@@ -26256,16 +26253,16 @@ inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* 
 
 namespace chorus::nn::quantization {
 
-/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+/// Sums of products of integers minus zero points. A sum represents sum x_scale weight_scale + bias.
 struct IntegerProduct {
   kernels::ChannelShape shape;
   std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
   float x_scale = 1;
-  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
-  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<float> weight_scale, bias;  ///< [channels]; for a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: only their bias is left.
   std::vector<char> nothing;
 
-  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  /// y = the float values of the integers with `levels` that an integer model computes, optionally after a ReLU.
   void rounded(const quantized::Levels& levels, bool relu, float* y) const;
 
  private:
@@ -26281,8 +26278,8 @@ struct IntegerProduct {
 
 namespace detail {
 
-/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
-/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+/// w = the sum of base^i parts[i], integers, such that float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output; w is [outputs, terms]. `parts` is empty if no base works.
 struct ExactParts {
   float base = 256;
   std::vector<std::vector<float>> parts;
@@ -26295,16 +26292,16 @@ struct ExactParts {
 
 }  // namespace detail
 
-/// A layer's weight, times which numbers on the levels `in` are taken.
+/// A layer's weight levels, and the levels of the numbers that are multiplied by it.
 struct IntegerFactors {
   quantized::Levels in;
-  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  std::vector<quantized::Levels> weights;  ///< one, or one per output
   Index outputs = 0;
 };
 
-/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
-/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
-/// such a layer has no integer form.
+/// The product of x and weight, both on their levels, in integers, without bias. `product`: the layer's function of two
+/// such arrays without a bias: [batch, outputs, ...]. Null if sums don't fit into 32 bits: such a layer has no integer
+/// form.
 std::shared_ptr<IntegerProduct> integer_product(
     const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
     const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
@@ -26315,7 +26312,7 @@ std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/integer_product_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-/// How a product of numbers on their levels is taken in integers.
+/// Computes a product of numbers on their levels in integers.
 
 namespace chorus::nn::quantization {
 
@@ -26375,7 +26372,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
   const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
   kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
   const auto out = std::make_shared<IntegerProduct>();
-  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  std::uint32_t factor = 1;  // modulo 2^32: the total fits 32 bits, even if a part's sum doesn't
   for (const auto& part : exact_parts.parts) {
     const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
     out->sums.resize(static_cast<std::size_t>(y.numel()));
@@ -26403,12 +26400,12 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/layer_ranges.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
-/// What is known of each layer with weights while its model computes with fake quantisation.
+/// The ranges and places of the layers with weights under fake quantisation.
 
 // <chorus/quantization/activation_site.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
-/// One quantiser of activations: the range of a value of the model, of the global batch.
+/// One quantiser of activations: the range of a value in the model, over the global batch.
 
 // <chorus/quantization/observer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
@@ -26417,7 +26414,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 
 namespace chorus::nn::quantization {
 
-/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+/// The minimum and maximum; infinity and -infinity if no number has been seen.
 struct Range {
   float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
 
@@ -26426,12 +26423,12 @@ struct Range {
   bool finite() const { return std::isfinite(min) && std::isfinite(max); }
 };
 
-/// The last one seen; one of nothing changes nothing.
+/// The last range seen; an empty one changes nothing.
 struct Memoryless {
   Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
 };
 
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// `range += share (seen - range)`, at both ends. The first range seen is taken unchanged; an empty one changes
 /// nothing.
 struct MovingAverage {
   float share = 0.01f;
@@ -26443,14 +26440,14 @@ struct MovingAverage {
   }
 };
 
-/// The least and largest of all.
+/// The minimum and maximum of all numbers seen.
 struct MinMax {
   Range operator()(const Range& range, const Range& seen) const {
     return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
   }
 };
 
-/// A scheme's: memoryless where the share is 1.
+/// A scheme's observer: memoryless if the share is 1.
 inline Range observed(const Range& range, const Range& seen, float share) {
   return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
 }
@@ -26461,23 +26458,23 @@ inline Range observed(const Range& range, const Range& seen, float share) {
 // <chorus/quantization/scheme.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
-/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
-/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
-/// averaging = 0.001; };`
+/// The integers of activations and weights, and their observers: types for nn::QuantizationAware. Your own scheme
+/// derives from Int8 and hides what differs: `struct Slow : Int8 { static constexpr double averaging = 0.001; };`
 
 namespace chorus {
 
-/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
-/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, one scale per output
+/// channel, from the largest weight of the pass. With [-128, 127] each channel's largest weight would be at 127.5, a
+/// tie.
 struct Int8 {
   static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
   static constexpr bool symmetric_activations = false, per_channel = true;
-  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  /// The weight of the new batch's range in an activation's; 1: ranges are the last batch's.
   static constexpr double averaging = 0.01;
   /// The same for weights.
   static constexpr double weight_averaging = 1;
 };
-/// One scale for all of a layer's weights.
+/// One scale for all weights of a layer.
 struct Int8PerTensor : Int8 {
   static constexpr bool per_channel = false;
 };
@@ -26532,19 +26529,19 @@ namespace chorus::nn::quantization {
 
 class ActivationSite {
  public:
-  /// `name`: the layer's path and what of it: `conv1.output`.
+  /// `name`: the layer's path and the value: `conv1.output`.
   explicit ActivationSite(std::string name);
 
   const std::string& name() const { return name_; }
   Range range() const;
   void set_range(const Range& range) const;
 
-  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
-  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity. Returns whether the batch had any numbers.
+  /// Moves the range towards the whole batch's range. `numbers`: this device's share, possibly empty. All members of
+  /// the batch's group call it. Throws NonFiniteError, on all members, if one has a NaN or infinity. Returns whether
+  /// the batch had any numbers.
   bool observe(const float* numbers, Index count, float share) const;
 
-  /// Throws UsageError where no range is known.
+  /// Throws UsageError if the range is unknown.
   quantized::Levels levels(const Scheme& scheme) const;
 
   void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
@@ -26560,7 +26557,7 @@ class ActivationSite {
 // <chorus/quantization/activation_site_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-/// How the range of what goes into a layer, or out of it, is followed.
+/// How the range of a layer's input or output is updated.
 
 namespace chorus::nn::quantization {
 
@@ -26612,33 +26609,33 @@ CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) con
 
 namespace chorus::nn::quantization {
 
-/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
-/// operands of attention's first projections and products.
+/// The quantised parts of a layer: a weight, [out, ...]; a table, [entries, features], of which some rows are looked
+/// up; the operands of attention's first projections and products.
 enum class LayerKind { weighted, table, attention };
 
-/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
-/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
-/// it is that of the last layer whose result it takes.
+/// The ranges of one layer: its input if no other layer has rounded it; its output, after batch norm and ReLU; the sum
+/// of that and a residual (in a batch norm or with +); the concatenation with others; and its folded weights, by output
+/// channel. A table has weights only, attention the operands of its products. A sum's range belongs to the last layer
+/// whose result it adds.
 struct LayerRanges {
   LayerRanges(const std::string& layer, Index channels, LayerKind kind);
 
   /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
   void observe_weights(const float* weights, Index count, float share) const;
-  /// By output channel, or one for all. Throws UsageError where no range is known.
+  /// By output channel, or one for all. Throws UsageError if a range is unknown.
   std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
   void visit(Visitor& visitor);
 
   std::string name, weight_name, min_name, max_name;
   ActivationSite input, output, sum, concatenation;
-  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
+  std::vector<ActivationSite> attention;  ///< query, key, value and attention weights
   Buffer<float, 1, Cpu> weight_min, weight_max;
 
  private:
   LayerKind kind_;
 };
 
-/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+/// A layer's data in the model: its ranges, and the batch norm that is folded into it, if any.
 struct LayerPlace {
   const LayerRanges* ranges = nullptr;
   Module* norm = nullptr;
@@ -26652,7 +26649,7 @@ struct LayerPlace {
 // <chorus/quantization/layer_ranges_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-/// How the range of a layer's weights is followed, and where its numbers are kept.
+/// How the range of a layer's weights is updated, and where it is stored.
 
 namespace chorus::nn::quantization {
 
@@ -26720,22 +26717,22 @@ CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
 // <chorus/quantization/ops/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+/// Fake quantisation with straight-through gradients, and quantisation.
 
 namespace chorus {
 
-// What the tape, and who watches operations, remember of this one.
+// The record of this operation on the tape and for OperationWatch.
 namespace operations {
 struct FakeQuantize {
   static constexpr const char* name = "fake_quantize";
-  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  std::vector<quantized::Levels> levels;  ///< one, or one per entry of `axis`
   int axis = -1;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+/// A tensor's shape as [batch, channels, inner] around `axis`; -1: one channel.
 template <std::size_t Rank>
 kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
   kernels::ChannelShape out;
@@ -26746,7 +26743,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
   return out;
 }
 
-/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+/// Fake quantisation with levels for the whole tensor, or for each entry along `axis`. `what`: its name in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
                                          const std::string& what) {
@@ -26773,7 +26770,7 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
   }
 }
 
-/// Throws UsageError unless these are levels of at most 8 bits or 16.
+/// Throws UsageError for invalid levels; integers are within +-2^16.
 inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
                                         std::int64_t most) {
   constexpr std::int64_t limit = 1 << 16;
@@ -26841,17 +26838,17 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 
 }  // namespace detail
 
-/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
-/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
-/// zero point or integers make no sense, NonFiniteError for a NaN.
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
+/// zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
                                "fake_quantize");
 }
 
-/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
-/// are not as many.
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError if their
+/// number differs.
 template <Operand X>
 auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
@@ -26861,8 +26858,8 @@ auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
       x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
 }
 
-/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
-/// Q does not hold the integers.
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and if Q
+/// can't hold the integers.
 template <Scalar Q, int Rank>
 Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
                                          std::int64_t least, std::int64_t most) {
@@ -26900,8 +26897,8 @@ namespace chorus::nn::quantization {
 class Pass final : public Interceptor {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
-  /// those of an integer model.
+  /// `layers`: by address; a folded batch norm has its layer's entry. `evaluates`: rounded numbers are those of an
+  /// integer model.
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
@@ -26920,7 +26917,7 @@ class Pass final : public Interceptor {
   void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
   bool takes_attention_weights() const override { return attending_ != nullptr; }
   void attends_by(const Storage<Cpu>& weights) override;
-  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  /// Throws UsageError unless the folded norm's layer has just computed `x`.
   void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
   void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
     output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
@@ -26935,18 +26932,18 @@ class Pass final : public Interceptor {
   bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
   void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
 
-  /// What goes into a layer.
+  /// A layer's input, rounded.
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return rounded(x);
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = rounded(x);
-    values_.erase(key(storage));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // other users round it themselves
     inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
-  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  /// A layer's weight, folded if its batch norm is, and rounded. `any`: whether it is applied to any numbers here.
   template <int Rank>
   Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
     const auto& numbers = value_of(w);
@@ -26956,7 +26953,7 @@ class Pass final : public Interceptor {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// What goes into attention's projections: the same tensor into several is seen once.
+  /// The input of attention's projections: a tensor that several of them take is observed once.
   template <int Rank>
   Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -26964,7 +26961,7 @@ class Pass final : public Interceptor {
     const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
     return at_site(place.ranges->input, x, !is_new);
   }
-  /// x as integers stand for it that are those of a site.
+  /// x, rounded to the levels of a site.
   template <int Rank>
   Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
                                      bool observed = false) {
@@ -26974,7 +26971,7 @@ class Pass final : public Interceptor {
     values_.erase(key(storage));
     return out;
   }
-  /// x, rounded where it is a layer's result that is not yet.
+  /// x, rounded if it is a layer's result that is not rounded yet.
   template <int Rank>
   Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -26987,34 +26984,34 @@ class Pass final : public Interceptor {
                 {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
     return out;
   }
-  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
-  /// followed by a `relu` or not.
+  /// Records the output of a layer, or, if it is folded, of its batch norm; `product`: in integers, if known; `relu`: a
+  /// ReLU follows.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  /// In evaluation: the levels of the weights and of x, which has gone through `input`.
   std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
 
  private:
   static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
-  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  /// The site of the value in `storage`, which has these numbers, if it must be rounded.
   const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
-  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
-  /// where they stand in another order than those of `from`.
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be overwritten if an integer model's differ; empty if
+  /// their order differs from that of `from`.
   void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
-  /// In evaluation, of a value that was rounded: its levels.
+  /// In evaluation, for a rounded value: its levels.
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
 
   struct Value {
-    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    Storage<Cpu> storage;  // kept, so that its address is not reused in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;     // the batch norm that has to come next
-    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
-    std::size_t call = 0;               // that layer's place in the pass
+    const Module* awaits = nullptr;     // the batch norm that must come next
+    const LayerPlace* place = nullptr;  // of the layer that computed it, or its last part
+    std::size_t call = 0;               // that layer's number in the pass
     bool rounded = false, observed = false;
-    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // its integer form, if only a ReLU (`relu`) followed
     bool relu = false;
   };
-  /// What a layer has taken that is no layer's result, and rounded as that.
+  /// An input of a layer that is no layer's result, and was rounded by that layer.
   struct Input {
     Storage<Cpu> storage;
     Index count;
@@ -27037,10 +27034,10 @@ class Pass final : public Interceptor {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
-  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_map<const void*, Input> inputs_;  // by the address of their first number
   std::unordered_set<const ActivationSite*> taken_joints_;
   JointSite joint_;
-  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::vector<const void*> lent_;  // inputs that are values only during a joint
   std::size_t calls_ = 0;
   const LayerPlace* attending_ = nullptr;
   std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
@@ -27052,26 +27049,26 @@ class Pass final : public Interceptor {
 // <chorus/quantization/pass_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
-/// How a pass finds out where what a layer takes comes from.
+/// How a pass finds the origin of a layer's input.
 
 // <chorus/quantization/layer_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
-/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+/// The output of a layer with weights (Linear, convolutions) under fake quantisation.
 
 // <chorus/quantization/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+/// Folds batch norm into the preceding layer, as integer models do: rounds the weight after multiplication by
+/// fold_factor = gamma / sqrt(running_var + eps), and divides the layer's result by that factor, so that batch norm can
+/// normalise as usual (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
 
 namespace chorus::nn::quantization {
 
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+/// Whether batch norm multiplies a channel by 0.
 inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
 
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+/// By channel: its fold factor, and the factor's derivative by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
   std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
@@ -27081,16 +27078,16 @@ struct FoldFactors {
       const float var = running_var.data()[i];
       factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
       slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      // A channel that batch norm multiplies by 0 can't be divided by that factor, so it is not folded. The layer's
+      // result has no effect on later layers there, and gamma gets its gradient.
       nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
       if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
 
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
+/// By channel: the layer's bias after folding, as in integer models. Operands of `channels` numbers; null means 0,
+/// gamma 1.
 inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
                                         const float* running_mean, const float* running_var, float eps) {
   std::vector<float> out;
@@ -27104,7 +27101,7 @@ inline std::vector<float> folded_biases(Index channels, const float* bias, const
 
 namespace detail {
 
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets a gradient, too.
 template <int Rank>
 Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
                                          const FoldFactors& factors, int axis, bool divided) {
@@ -27155,12 +27152,12 @@ Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, co
 
 }  // namespace detail
 
-/// weight: [out, ...], times the fold factor of each output channel.
+/// weight: [out, ...], multiplied by the fold factor of each output channel.
 template <int Rank>
 auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(weight, gamma, factors, 0, false);
 }
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+/// y: [batch, out, ...], a folded layer's result, divided by the fold factors.
 template <int Rank>
 auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(y, gamma, factors, 1, true);
@@ -27171,18 +27168,18 @@ auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& 
 
 namespace chorus::nn::quantization {
 
-/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+/// A layer's function of x, a weight and a bias, which may be an empty Variable.
 template <int XRank, int WRank>
 using LayerFunction = std::function<Variable<float, XRank, Cpu>(
     const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
 
-/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+/// `product(x, w, no bias)` in integers, for evaluation; null if there is no integer form. x and w are on their levels.
 template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
                                                   const Variable<float, WRank, Cpu>& w,
                                                   const LayerFunction<XRank, WRank>& product) {
-  // Of these layers there are integer forms.
+  // Only these layers have integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
     const auto& weight = value_of(w);
@@ -27204,7 +27201,7 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
   }
 }
 
-/// What a layer makes of x by `f(x, weight, bias)`.
+/// A layer's output for x, computed with `f(x, weight, bias)`.
 template <int XRank, int WRank>
 Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
                                          const Variable<float, WRank, Cpu>& weight,
@@ -27250,7 +27247,7 @@ Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, co
 namespace chorus::nn::quantization {
 
 namespace detail {
-/// Calls `f(rank)` with one of these ranks, as a constant.
+/// Calls `f(rank)` with the one of these ranks that matches, as a constant.
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
@@ -27379,7 +27376,7 @@ CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu
 }
 
 CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
-  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  // The site is that of the last of these layers whose site is still unused in this pass.
   const Value* last = nullptr;
   bool is_free = false;
   for (const auto& x : operands) {
@@ -27455,7 +27452,7 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
   value.rounded = rounded || (exact && value.rounded);
   value.observed = value.observed || !exact;
   if (value.rounded || !exact) value.product = nullptr;
-  value.relu = true;  // no other function is exact, and takes what is not rounded
+  value.relu = true;  // no other function is exact and accepts unrounded numbers
   values_.insert_or_assign(key(result), value);
 }
 
@@ -27467,8 +27464,8 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
 
 namespace chorus::nn::quantization {
 
-/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
-/// and running statistics: those are folded.
+/// A layer with weights. If a batch norm with the same number of channels and running statistics is listed directly
+/// after it in the same module, that is folded into it.
 struct FoundLayer {
   std::string name, norm_name;
   Module* layer = nullptr;
@@ -27487,12 +27484,12 @@ bool is_one(const Module& module) {
 }
 }  // namespace detail
 
-/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
-/// UsageError for weights that are not float.
+/// All such layers, in the order in which they are listed; a layer listed twice at its first place. Throws UsageError
+/// for weights that are not float.
 inline std::vector<FoundLayer> find_layers(Module& model) {
   struct Find final : nn::detail::Walker {
     std::vector<FoundLayer> found;
-    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    const Module* before = nullptr;  // the layer entered last, and the module that lists it
     std::string listed_in;
 
     void enter(Module& module) override {
@@ -27545,7 +27542,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
   return std::move(find.found);
 }
 
-/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+/// The data of a model's layers, by address. A copy is empty, as its model's layers have other addresses.
 class Places {
  public:
   Places() = default;
@@ -27555,7 +27552,7 @@ class Places {
     return *this;
   }
 
-  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  /// `ranges`: in the order of find_layers.
   const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
     if (!layers_.empty() || ranges.empty()) return layers_;
     const auto found = find_layers(model);
@@ -27578,7 +27575,7 @@ namespace chorus::nn {
 
 namespace quantization {
 
-/// How a model computes: the three switches of QuantizationAware.
+/// The three switches of QuantizationAware.
 struct Phases {
   bool observe = true, fake_quantize = true, norms_frozen = false;
   friend bool operator==(const Phases&, const Phases&) = default;
@@ -27589,12 +27586,12 @@ inline void append(std::string& out, const Phases& phases) {
              text(phases.norms_frozen), ")");
 }
 
-/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+/// A model's phases as a buffer, so that they are saved with it, and the program's changes since the last pass.
 class KeptPhases {
  public:
   KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
 
-  /// From now on `member` of Phases is `on`.
+  /// Sets `member` of Phases to `on`.
   void set(bool Phases::*member, bool on) {
     if (!called_) now_ = kept();
     called_ = true;
@@ -27602,8 +27599,8 @@ class KeptPhases {
     keep(now_);
   }
   Phases get() const { return called_ ? now_ : kept(); }
-  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
-  /// ways: they would wait for each other, or drift apart.
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, if their phases differ: they
+  /// would deadlock or diverge.
   Phases begin_pass() {
     const Phases own = get();
     if (const auto group = batch_group()) {
@@ -27638,7 +27635,7 @@ class KeptPhases {
   }
 
   Buffer<std::int64_t, 1, Cpu> buffer_;
-  Phases now_;  // as the program has called
+  Phases now_;  // with the program's changes
   bool called_ = false;
 };
 
@@ -27656,27 +27653,27 @@ class Ranges : public Module {
 
 }  // namespace quantization
 
-/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
-/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+/// `Model`, computed with the rounding of integers, so that training adapts to it: a model type like any other, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, with any training loop.
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
-/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
-///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
-///   float: recurrent layers, transposed convolutions.
-/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
-///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
-///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
-/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
-///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
-/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
-///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+/// - Each layer with weights (Linear, Conv1d to Conv3d) rounds its weight and takes rounded inputs. Its result is
+///   rounded where such a layer or a pooling uses it, after a ReLU that follows, and at the end of the model. Other
+///   values (the model's input, results of other functions) are rounded by the layer that takes them. Recurrent layers
+///   and transposed convolutions stay float.
+/// - `a + b` and `concat` round layers' results; the sum has a range of its own, named after the last layer in it:
+///   `quantization.conv2.sum`. This requires one operand that is a layer's result; the other has its shape or was taken
+///   by a layer before. Other sums stay float. Dropout rounds its input and keeps the levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds the operands of its first projection and of both
+///   products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm that CHORUS_MODULE (or a Sequential) lists directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded after multiplication by gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
-/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
-///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
-///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
-/// last integer. Throws NonFiniteError for NaNs.
+/// - Ranges are the global batch's, independent of the number of devices, and observed in training only. Each takes a
+///   collective of 16 bytes; one of 48 bytes per pass compares the ranks' phases. Ranges are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by name, with `io::load(net.module(), path,
+///   {.strict = false})`.
+/// Evaluation changes nothing and needs ranges. Its rounded values are those of `quantized(model, x)`, to the last
+/// integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -27685,7 +27682,7 @@ class QuantizationAware : public Module {
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
-  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_))
@@ -27694,7 +27691,7 @@ class QuantizationAware : public Module {
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }
 
-  /// What `Model::forward` takes and gives.
+  /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
@@ -27716,11 +27713,11 @@ class QuantizationAware : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  /// Whether passes in training move the ranges of activations and weights. All ranks call this and the next two alike.
   void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
-  /// Whether numbers are rounded; without, the model is the float one.
+  /// Whether numbers are rounded; if not, the model is the float one.
   void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
-  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  /// From now on folded batch norms use their running statistics in training, too, and don't update them.
   void freeze_norms(bool frozen = true) {
     quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
     if (frozen) return;
@@ -27729,9 +27726,9 @@ class QuantizationAware : public Module {
   }
   quantization::Phases phases() const { return quantization_.phases.get(); }
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
-  /// What is known of each layer, in the order in which they are listed.
+  /// The ranges of each layer, in the order in which they are listed.
   const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
   const quantization::Scheme& scheme() const { return scheme_; }
 
@@ -27756,7 +27753,7 @@ class QuantizationAware : public Module {
   }
 
   quantization::Scheme scheme_;
-  mutable Model model_;  // a visit hands out its layers
+  mutable Model model_;  // a visit gives out its layers
   mutable quantization::Ranges quantization_;
   mutable quantization::Places places_;
 };
@@ -27767,27 +27764,27 @@ class QuantizationAware : public Module {
 // <chorus/quantization/quantized.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_HPP
-/// Models of integers: what `quantized` makes of a model that was trained with fake quantisation.
+/// Integer models: `quantized` converts a model that was trained with fake quantisation.
 
 // <chorus/quantization/int8/conversion.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_CONVERSION_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_CONVERSION_HPP
-/// From a recorded pass with fake quantisation to integer steps: what lies between two roundings becomes one step. An
-/// operation that has no integer form is refused by its name.
+/// Converts a recorded pass with fake quantisation to integer steps: the operations between two roundings become one
+/// step. An operation without an integer form is refused by name.
 
 // <chorus/quantization/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+/// Folds batch norm into the preceding layer, as integer models do: rounds the weight after multiplication by
+/// fold_factor = gamma / sqrt(running_var + eps), and divides the layer's result by that factor, so that batch norm can
+/// normalise as usual (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
 
 namespace chorus::nn::quantization {
 
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+/// Whether batch norm multiplies a channel by 0.
 inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
 
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+/// By channel: its fold factor, and the factor's derivative by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
   std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
@@ -27797,16 +27794,16 @@ struct FoldFactors {
       const float var = running_var.data()[i];
       factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
       slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      // A channel that batch norm multiplies by 0 can't be divided by that factor, so it is not folded. The layer's
+      // result has no effect on later layers there, and gamma gets its gradient.
       nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
       if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
 
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
+/// By channel: the layer's bias after folding, as in integer models. Operands of `channels` numbers; null means 0,
+/// gamma 1.
 inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
                                         const float* running_mean, const float* running_var, float eps) {
   std::vector<float> out;
@@ -27820,7 +27817,7 @@ inline std::vector<float> folded_biases(Index channels, const float* bias, const
 
 namespace detail {
 
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets a gradient, too.
 template <int Rank>
 Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
                                          const FoldFactors& factors, int axis, bool divided) {
@@ -27871,12 +27868,12 @@ Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, co
 
 }  // namespace detail
 
-/// weight: [out, ...], times the fold factor of each output channel.
+/// weight: [out, ...], multiplied by the fold factor of each output channel.
 template <int Rank>
 auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(weight, gamma, factors, 0, false);
 }
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+/// y: [batch, out, ...], a folded layer's result, divided by the fold factors.
 template <int Rank>
 auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(y, gamma, factors, 1, true);
@@ -27888,13 +27885,13 @@ auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& 
 // <chorus/quantization/int8/program.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_PROGRAM_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_PROGRAM_HPP
-/// A quantised model: a list of integer steps that is run over batches of any size. Between its steps there are 8-bit
-/// numbers alone, channels last, in one piece of memory that they share.
+/// A quantised model: a list of integer steps that runs on batches of any size. Values between steps are 8-bit numbers,
+/// channels last, in one shared piece of memory.
 
 // <chorus/quantization/int8/step.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_STEP_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_STEP_HPP
-/// What a quantised model is made of: steps from 8-bit numbers to 8-bit numbers, as plain data.
+/// The steps of a quantised model, from 8-bit numbers to 8-bit numbers, as plain data.
 
 namespace chorus::nn::int8 {
 
@@ -27904,22 +27901,22 @@ enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, gl
 
 inline constexpr std::array<std::string_view, 9> kind_names{
     "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
-/// The most operands that are concatenated.
+/// The maximum number of operands of a concatenation.
 inline constexpr std::size_t most_inputs = 1024;
 inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
 
-/// One operation. Value 0 is the program's input, value i + 1 what step i gives.
+/// One operation. Value 0 is the program's input, value i + 1 the output of step i.
 struct Step {
   Kind kind = Kind::relu;
-  /// The layer's path in the model ("layer1.0.conv1"), or one that says what the step does; no other step has it.
+  /// The layer's path in the model ("layer1.0.conv1"), or a name for the step's function; unique.
   std::string name;
   std::vector<Index> inputs;
-  /// What the output's integers stand for. max_pool2d and flatten keep their input's.
+  /// The output's levels. max_pool2d and flatten keep their input's.
   Levels levels;
   /// conv2d, linear, add, concat: whether a ReLU follows.
   bool relu = false;
 
-  /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
+  /// conv2d and pooling: height, then width. For convolutions the weight gives the window.
   std::array<Index, 2> window{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
   Index groups = 1;
   bool ceil_mode = false, count_include_pad = true;
@@ -27927,7 +27924,7 @@ struct Step {
   /// conv2d: [out, in / groups, kernel_h, kernel_w]; linear: [out, in, 1, 1].
   std::array<Index, 4> weight_shape{};
   std::vector<std::int8_t> weight;
-  /// Of each output: what its weights' integers are multiplied with, and the bias, which may be absent.
+  /// By output: the scale of its weights, and the bias, which may be empty.
   std::vector<float> weight_scale, bias;
 
   bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
@@ -27935,7 +27932,7 @@ struct Step {
   bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
 };
 
-/// Throws `Error` unless 8-bit numbers can stand for something in that way.
+/// Throws `Error` if these are not valid levels of 8-bit numbers.
 template <class Error>
 void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
   check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
@@ -27947,7 +27944,7 @@ void check_levels(std::string_view who, const std::string& name, const Levels& l
                "from 0 to 255");
 }
 
-/// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
+/// Throws `Error` if the step can't be computed for any input. `who`: the beginning of messages.
 template <class Error>
 void check_step(std::string_view who, const Step& step, Index index) {
   const auto positive = [](const std::array<Index, 2>& both) {
@@ -27990,7 +27987,7 @@ void check_step(std::string_view who, const Step& step, Index index) {
 
 namespace chorus::nn::int8 {
 
-/// What a value is, of one sample. A vector has one pixel.
+/// A value's shape for one sample. A vector has one pixel.
 struct Extent {
   Index channels = 0, height = 1, width = 1;
   bool is_image = false;
@@ -28003,7 +28000,7 @@ inline void append(std::string& out, const Extent& extent) {
                          : cat("[", extent.channels, "]");
 }
 
-/// The integers of a value as they are computed: see Program::watch.
+/// A value's integers, as Program::watch passes them.
 struct Seen {
   const std::string& name;
   const Levels& levels;
@@ -28013,8 +28010,8 @@ struct Seen {
 class Program {
  public:
   Program() = default;
-  /// `input`: what the first value's integers stand for. The value of the last step is the result. Throws UsageError
-  /// where a step can't be computed.
+  /// `input`: the levels of the input. The last step's value is the result. Throws UsageError if a step can't be
+  /// computed.
   Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
     check<UsageError>(!steps_.empty(), who, ": there are no steps");
     check_levels<UsageError>(who, "input", input_);
@@ -28026,14 +28023,14 @@ class Program {
   const Levels& input() const { return input_; }
   const Levels& output() const { return steps_.back().levels; }
 
-  /// x: [batch, channels, height, width] or [batch, channels], quantised -> what the result stands for, in float:
-  /// [batch, ...]. Throws ShapeError where x does not fit the steps, or the result has another rank.
+  /// x: [batch, channels, height, width] or [batch, channels], is quantised -> the result in float: [batch, ...].
+  /// Throws ShapeError if x does not fit the steps or the result's rank is not OutRank.
   template <int OutRank = 2, int Rank>
   Tensor<float, OutRank> operator()(const Tensor<float, Rank>& x) const {
     return run<OutRank>(x, [](const Seen&) {});
   }
 
-  /// The same, which shows each value's integers as soon as they are there.
+  /// The same; passes each value's integers to `watch` when they are computed.
   template <int OutRank = 2, int Rank, class Watch>
   Tensor<float, OutRank> watch(const Tensor<float, Rank>& x, const Watch& watch) const {
     return run<OutRank>(x, watch);
@@ -28043,12 +28040,12 @@ class Program {
   static constexpr const char* who = "quantized model";
   using Images = kernels::int8::Images;
 
-  /// What a step's kernel needs beside the step.
+  /// A step's data in its kernel's form.
   struct Prepared {
     kernels::int8::PackedWeights weights;
     std::vector<std::int32_t> offset;
     std::vector<float> bias, multiplier;
-    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
+    std::vector<std::array<std::uint8_t, 256>> tables;  // for each input
   };
 
   const Levels& levels_of(Index value) const {
@@ -28106,7 +28103,7 @@ class Program {
                         ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
                         " products, of which 32 bits hold ", kernels::int8::most_terms);
       out.weights = kernels::int8::pack_weights(shape, step.weight);
-      // Vectors are read whole: behind the last channel, too.
+      // Kernels read whole vectors, also past the last channel.
       const auto outputs = static_cast<std::size_t>(shape.out_channels);
       const std::size_t padded = outputs + static_cast<std::size_t>(kernels::int8::panel);
       out.offset.assign(padded, 0);
@@ -28128,7 +28125,7 @@ class Program {
                       count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
-  /// What a step makes of its inputs. Throws ShapeError where they don't fit.
+  /// The shape of a step's output. Throws ShapeError if its inputs don't fit.
   Extent extent_after(const Step& step, std::span<const Extent> values) const {
     const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
     const auto wants_image = [&] {
@@ -28188,7 +28185,7 @@ class Program {
     return x;
   }
 
-  /// Where the values of a batch lie: those that are not needed at one time may share their memory.
+  /// The places of a batch's values: values that are not needed at the same time may share memory.
   struct Places {
     std::vector<Images> values;
     std::vector<Index> offsets;
@@ -28208,7 +28205,7 @@ class Program {
       const auto& extent = extents[v];
       out.values.push_back({nullptr, batch, extent.height, extent.width, extent.channels, border[v]});
       const Index bytes = (out.values[v].bytes() + 63) / 64 * 64;
-      // First fit among those that are still read when this one is written.
+      // First fit between the values that are still read when this one is written.
       std::vector<std::pair<Index, Index>> taken;
       for (std::size_t other = 0; other < v; ++other)
         if (last[other] >= static_cast<Index>(v))
@@ -28334,17 +28331,17 @@ class Program {
 // <chorus/quantization/int8/recorded_pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_RECORDED_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INT8_RECORDED_PASS_HPP
-/// One forward pass as a list of operations, with the layers in which they happened.
+/// One forward pass as a list of operations, with the layers that ran them.
 
 namespace chorus::nn::int8 {
 
-/// An operation on what comes from the model's input. Operations on parameters alone are no steps of a pass; their
-/// results are constants.
+/// An operation on a value computed from the model's input. Results of operations on parameters alone are constants,
+/// not steps.
 struct RecordedOperation {
   std::string name;
-  /// The path of the innermost layer in which it happened, empty in the model itself; and what that says of itself.
+  /// The path and the description of the innermost layer that ran it; empty for the model itself.
   std::string layer, layer_description;
-  /// Values by number, 0 being the input; -1: a constant, -2: an operand that is not there.
+  /// Values by number, 0 being the input; -1: a constant, -2: an absent operand.
   std::vector<Index> inputs;
   std::vector<chorus::detail::WatchedTensor> operands;
   Index output = 0;
@@ -28354,19 +28351,19 @@ struct RecordedOperation {
       facts;
 };
 
-/// A constant that came out of fake quantisation: what was quantised, and how.
+/// A constant that was fake-quantised: the original and its levels.
 struct RecordedConstant {
   chorus::detail::WatchedTensor original;
   operations::FakeQuantize how;
 };
 
-/// Watches one forward pass of a model.
+/// Records one forward pass of a model.
 class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
-  // A view has its tensor's address, but another shape.
+  // A view has its tensor's address but another shape.
   using Key = std::pair<const void*, std::vector<Index>>;
 
  public:
-  /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
+  /// Runs `pass()`, the model's pass over `input`, and records its operations.
   template <int Rank, class Pass>
   RecordedPass(Module& model, const Tensor<float, Rank, Cpu>& input, const Pass& pass) {
     Paths paths;
@@ -28380,9 +28377,9 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
   }
 
   const std::vector<RecordedOperation>& operations() const { return operations_; }
-  /// The number of the value that the pass returned; -1 where it does not come from the input.
+  /// The number of the value that the pass returned; -1 if it does not depend on the input.
   Index output() const { return output_; }
-  /// How a constant was quantised; null where it wasn't.
+  /// How a constant was quantised; null if it wasn't.
   const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
     const auto found = constants_.find(Key(x.data, x.shape));
     return found == constants_.end() ? nullptr : &found->second;
@@ -28494,20 +28491,20 @@ class Conversion {
   }
 
   Program program() && { return {*input_, std::move(steps_)}; }
-  /// The rounded numbers of the program's values, as the pass had them.
+  /// The rounded numbers of the program's values in the recorded pass.
   const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
 
  private:
   static constexpr const char* who = "quantized";
 
-  /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
-  /// it, and `after` follows, which keeps levels.
+  /// A value of the pass: either a value of the program (`number`), or not rounded yet: `step` computes it, and `after`
+  /// are steps that keep its levels.
   struct Value {
     Index number = -1;
     std::optional<Step> step;
     std::vector<Step> after;
-    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
-    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
+    bool is_input = false;  // the model's input, possibly reshaped, not rounded yet
+    bool folds = false;     // input of the batch norm that is folded into the weights
   };
 
   std::string place(const RecordedOperation& operation) const {
@@ -28523,7 +28520,7 @@ class Conversion {
     check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
     return found->second;
   }
-  /// The program's value that an operand is. Throws where its numbers are none that integers stand for.
+  /// The program's value of an operand. Throws if it is not rounded to integers.
   Index rounded(const RecordedOperation& operation, std::size_t operand) {
     const Value& x = value(operation, operand);
     if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
@@ -28550,7 +28547,7 @@ class Conversion {
     return static_cast<Index>(steps_.size());
   }
 
-  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
+  /// Adds a step that may have been added for another value, with the same levels or different ones.
   Index push_once(Step step) {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (steps_[i].name != step.name) continue;
@@ -28697,7 +28694,7 @@ class Conversion {
     const float* const var = norm.running_var.data();
     const std::size_t terms = step.weight.size() / outputs;
     const auto eps = static_cast<float>(norm.eps);
-    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+    // A channel that is multiplied by 0 was not folded (FoldFactors): only its bias is left.
     for (std::size_t o = 0; o < outputs; ++o)
       if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
         std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
@@ -28725,7 +28722,7 @@ class Conversion {
   }
 
   void add(const RecordedOperation& operation) {
-    // The bias of a layer whose batch norm is folded is added behind the unfolding.
+    // The bias of a layer with folded batch norm is added after the unfolding.
     if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
       Value out = value(operation, 0);
       const auto bias = floats(operation.operands[1]);
@@ -28752,7 +28749,7 @@ class Conversion {
     std::vector<Index> inputs;
     for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
       const Value& x = value(operation, i);
-      // A list is concatenated by halves, and rounded as a whole.
+      // A list is concatenated by halves and rounded as a whole.
       if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
         inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
       else
@@ -28763,7 +28760,7 @@ class Conversion {
     values_[operation.output] = std::move(out);
   }
 
-  /// In evaluation dropout gives what it gets.
+  /// In evaluation dropout is the identity.
   void drop(const RecordedOperation& operation) {
     check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
                       " drops numbers in evaluation, too: it has no integer form");
@@ -28784,14 +28781,14 @@ class Conversion {
     values_[operation.output] = takes_mean ? averaged(operation, std::move(step)) : chained(out, std::move(step));
   }
 
-  /// A mean is yet to be rounded.
+  /// A mean that is not rounded yet.
   Value averaged(const RecordedOperation& operation, Step step) {
     Value out;
     step.inputs = {rounded(operation, 0)};
     out.step = std::move(step);
     return out;
   }
-  /// A step that keeps levels, behind a value that may be yet to be rounded.
+  /// Appends a step that keeps levels to a value that may not be rounded yet.
   Value chained(Value out, Step step) {
     if (out.number >= 0) {
       step.inputs = {out.number};
@@ -28814,7 +28811,7 @@ class Conversion {
     } else if (from.size() == 4 && to.size() == 2 && to[0] == from[0]) {
       values_[operation.output] = chained(x, begin_step(Kind::flatten, operation, {-1}));
     } else if (from.size() == 4 && to.size() == 3 && to[0] == from[0] && to[1] == from[1]) {
-      values_[operation.output] = Value(x);  // for a mean over all pixels: `average` looks
+      values_[operation.output] = Value(x);  // for a mean over all pixels: see `average`
       pixels_.insert(operation.output);
     } else {
       fail<UsageError>(who, ": ", place(operation), " from ", std::span<const Index>(from), " to ",
@@ -28841,8 +28838,8 @@ class Conversion {
 
 }  // namespace detail
 
-/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError where something in it has no
-/// integer form, by its name.
+/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError, with the name, for an
+/// operation without an integer form.
 inline Program converted(const RecordedPass& pass) { return detail::Conversion(pass).program(); }
 
 }  // namespace chorus::nn::int8
@@ -28850,13 +28847,13 @@ inline Program converted(const RecordedPass& pass) { return detail::Conversion(p
 
 namespace chorus::nn {
 
-/// A model with weights and activations of 8 bits, and sums of 32: it is called as a float model is, with float images
-/// or features, and gives float numbers. Evaluation alone. `io::save` writes it, `io::load_quantized` reads it.
+/// A model with 8-bit weights and activations and 32-bit sums. It is called like a float model, with float images or
+/// features, and returns float numbers. For evaluation only. `io::save` writes it, `io::load_quantized` reads it.
 using QuantizedModel = int8::Program;
 
 namespace detail {
 
-/// Sets a model and all below it to evaluation, and back at the end: each layer to what it was.
+/// Sets a model and all its layers to evaluation; its destructor restores each layer's flag.
 class EvaluatedForNow {
  public:
   explicit EvaluatedForNow(Module& model) {
@@ -28879,33 +28876,33 @@ class EvaluatedForNow {
   std::vector<std::pair<Module*, bool>> before_;
 };
 
-/// A pass of the model in evaluation over `x`, which is watched.
+/// Records a pass of the model in evaluation over `x`.
 template <class Model, class Scheme, int Rank>
 int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   check<UsageError>(model.phases().fake_quantize,
                     "quantized: the model computes with floats: call fake_quantize(true), and evaluate it, first");
   const EvaluatedForNow evaluated(model);
-  // With a tape operations keep what they computed with, batch norms their statistics.
+  // With a tape, operations keep their operands and batch norms their statistics.
   const GradMode with_tape(true);
   return {model, x, [&] { return model(x); }};
 }
 
 }  // namespace detail
 
-/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
-/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
-/// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
-/// where a range is unknown or an operation has no integer form.
+/// The model in integers. `x`: any valid batch; one sample is enough. Records one pass over it in evaluation and turns
+/// the operations between two roundings into one step: weights are folded and rounded once, ReLUs become limits, and
+/// values between layers are u8. The steps take batches of any size. Throws UsageError, with the layer's name, if a
+/// range is unknown or an operation has no integer form.
 ///
-/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
-/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
-/// lies as near to the middle between two levels may fall to the other side there.
+/// Results equal those of the model in evaluation, to the last integer: evaluation with fake quantisation computes the
+/// integers' values in the same order. Float sums in training have errors of some 1e-6, so a number that close to the
+/// middle between two levels may be rounded the other way.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   return int8::converted(detail::recorded_evaluation(model, x));
 }
 
-/// Of a model that takes tokens there is none: throws UsageError.
+/// A model that takes tokens has no integer form: throws UsageError.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
   fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
@@ -28919,7 +28916,7 @@ QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<s
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_FILE_HPP
 /// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
-/// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
+/// and the steps as JSON in the metadata. A file is a whole model: running it needs none of the model's C++.
 
 #include <list>
 
@@ -28927,10 +28924,10 @@ namespace chorus::io {
 
 namespace detail {
 
-/// The key of the metadata under which the steps stand.
+/// The metadata key of the steps.
 inline constexpr const char* int8_key = "chorus.int8";
 
-/// A number of the JSON that has to be a whole one.
+/// A JSON field that must be an integer. Throws FileError.
 inline Index whole_number(std::string_view who, const nlohmann::json& json, const char* field) {
   const auto found = json.find(field);
   check<FileError>(found != json.end() && found->is_number_integer(), who, ": the steps lack a whole number '", field,
@@ -29062,7 +29059,7 @@ void save(const Program& program, const std::string& path, Metadata metadata = {
   check<UsageError>(!program.steps().empty(), "saving ", path, ": a quantized model without steps");
   metadata[detail::int8_key] = detail::steps_json(program);
   std::vector<TensorView> tensors;
-  std::list<std::vector<Index>> shapes;  // which stay where they are
+  std::list<std::vector<Index>> shapes;  // a list, for stable addresses
   std::list<std::uint8_t> zero_points;
   const auto add = [&]<class T>(const std::string& name, std::vector<Index> shape, std::span<const T> numbers) {
     shapes.push_back(std::move(shape));
@@ -29091,7 +29088,7 @@ void save(Program& program, const std::string& path, const Metadata& metadata = 
   save(std::as_const(program), path, metadata);
 }
 
-/// Reads what `save` has written. Throws FileError where the file holds no quantised model, or one that can't be run.
+/// Reads a file written by `save`. Throws FileError if it holds no quantised model, or one that can't be run.
 inline nn::int8::Program load_quantized(const std::string& path) {
   const SafetensorsReader file(path);
   const std::string who = cat("loading ", path);
@@ -29127,56 +29124,55 @@ inline nn::int8::Program load_quantized(const std::string& path) {
 // <chorus/same_bits/data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
-/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+/// DataParallel with canonical shares: each device takes whole shares; there are at least as many shares as devices.
 
 // <chorus/same_bits/checked_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
-/// How many canonical shares a policy may have.
+/// Checks the number of canonical shares.
 
 // <chorus/same_bits/share_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+/// Canonical shares: a batch is cut into the same shares on any number of devices, and their results are added up in
+/// one fixed binary tree. Rounding then does not depend on the assignment of shares to devices.
 
 namespace chorus::same_bits {
 
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+/// Neighbouring shares [begin, end): those of a device, or those in a sum.
 struct ShareRange {
   std::size_t begin = 0, end = 0;
 
   std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
+  /// Whether this range and `next` are the two halves of a node of the tree.
   bool joins(const ShareRange& next) const;
   friend bool operator==(const ShareRange&, const ShareRange&) = default;
 };
 
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+/// The whole shares of device `i` of `devices`, which are at most as many, in the order of devices.
 constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
   const auto all = static_cast<std::int64_t>(shares);
   return {static_cast<std::size_t>(share_begin(all, devices, i)),
           static_cast<std::size_t>(share_begin(all, devices, i + 1))};
 }
 
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
+/// Builds the tree from left to right: two neighbours are added as soon as they are the halves of a node, as a binary
+/// counter carries. Left halves are powers of two: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). A device's own run of shares
+/// then leaves at most 2 log2 of their number as sums.
 class ShareTree {
  public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  /// Adds the next shares. Calls `add(depth)` whenever the last two sums become one; `depth` sums are left then.
   template <class Add>
   void push(ShareRange shares, const Add& add) {
     sums_.push_back(shares);
     while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
   }
-  /// All shares have come: one sum is left.
+  /// All shares have been added: one sum is left.
   template <class Add>
   void finish(const Add& add) {
     while (sums_.size() > 1) add_last(add);
   }
-  /// What has been added up so far, from left to right.
+  /// The sums so far, from left to right.
   const std::vector<ShareRange>& sums() const { return sums_; }
 
  private:
@@ -29191,20 +29187,20 @@ class ShareTree {
   std::vector<ShareRange> sums_;
 };
 
-/// The sums that are left of a run of so many shares; one where it has all of them.
+/// The sums that a run leaves, out of `shares`; one if it has all of them.
 std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
 
-/// Values of shares, or of sums of them, added up in the order of the tree.
+/// Adds up values of shares, or of sums of them, in the order of the tree.
 template <class Value>
 class TreeSum {
  public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  /// Adds the value of these shares. `add(left, right)` adds `right` to `left`.
   template <class Add>
   void push(ShareRange shares, Value value, const Add& add) {
     values_.push_back(std::move(value));
     tree_.push(shares, last_two(add));
   }
-  /// The sum, when all have come; null of none.
+  /// The sum of all; null if there are none.
   template <class Add>
   const Value* finish(const Add& add) {
     tree_.finish(last_two(add));
@@ -29224,7 +29220,7 @@ class TreeSum {
   std::vector<Value> values_;
 };
 
-/// Numbers of all shares as one; 0 of none.
+/// The sum of all shares' numbers; 0 if there are none.
 double add_shares(std::span<const double> of_share);
 
 }  // namespace chorus::same_bits
@@ -29265,8 +29261,8 @@ CHORUS_INLINE double add_shares(std::span<const double> of_share) {
 
 namespace chorus::same_bits {
 
-/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
-/// don't lie along the first axis.
+/// Returns `shares`. Throws UsageError for an invalid number, for more devices than shares, and if samples are not
+/// along the first axis.
 [[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
@@ -29283,7 +29279,7 @@ namespace chorus::same_bits {
 // <chorus/same_bits/device_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
-/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+/// Canonical shares on several devices: their assignment, and step 5, reduce, in the order of the tree.
 
 // <chorus/same_bits/batch_cut.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
@@ -29292,10 +29288,10 @@ namespace chorus::same_bits {
 
 namespace chorus::same_bits {
 
-/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+/// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
 class BatchCut : public BatchParts {
  public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  /// This process has the shares `run` of `shares`, with `samples` samples in total.
   BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
 
   std::size_t shares() const { return shares_; }
@@ -29316,7 +29312,7 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// Where backward passes through such a policy.
+/// The node of backward through such a policy.
 class SharesNode final : public dp::BackwardNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
@@ -29326,15 +29322,15 @@ class SharesNode final : public dp::BackwardNode {
   const std::shared_ptr<const BatchCut> cut;
 };
 
-/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+/// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
+/// is recorded. Throws UsageError if it depends on batches that are cut in different ways.
 [[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
 
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
+/// `nodes`: of a backward run. Throws UsageError if a gradient of a net's output, of samples in shares, comes from
+/// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one lives, losses look for cuts.
+/// While one exists, losses look for cuts.
 class CutsBatches {
  public:
   CutsBatches() {
@@ -29354,7 +29350,7 @@ class CutsBatches {
 // <chorus/same_bits/batch_cut_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
-/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+/// How a batch's cut is found, which gradients may reach a net, and how the shares of all processes are added up.
 
 namespace chorus::same_bits {
 
@@ -29390,7 +29386,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
                       " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  detail::FoundNodes beside;  // what others than means go back into
+  detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
@@ -29401,7 +29397,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
-  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  std::vector<double> numbers(3 * shares_);  // for all shares: sums, divisors, numbers of samples
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::size_t share = run_.begin + i;
     numbers[share] = sums[i];
@@ -29431,17 +29427,17 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
 // <chorus/same_bits/device_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+/// One device's canonical shares: its copy of the model computes them one after the other, forward and backward.
 
 // <chorus/same_bits/gradient_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// Adds up the gradients of a device's canonical shares in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
 namespace chorus::same_bits {
 
-/// `to` grows by `from`, both on one device.
+/// Adds `from` to `to`, both on one device.
 template <Device D>
 void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
   ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
@@ -29460,21 +29456,21 @@ class GradientCopy {
   std::vector<Storage<D>> groups_;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
+/// The tree of one device. The shares' gradients of a parameter arrive in order; each is added as soon as it is
+/// complete, while it is in the caches. In the end the last sum is in the parameters' own gradients; earlier sums, if
+/// the run leaves more than one, are in copies. There are at most log2(shares) + 1 copies, and none for a device with
+/// one share.
 template <Device D>
 class GradientTree {
  public:
   explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  /// A backward pass over these shares, out of `shares`, begins. There are no gradients.
   void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  /// The gradient of entry `i` from the run's share number `share` is complete, and is at `gradient`: the parameter's
+  /// own place, or another. Throws UsageError if it has arrived before.
   void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  /// The share has ended. Calls `late(i)` for parameters without a gradient in the last share that had one in others.
   template <class Late>
   void end_share(std::size_t share, const Late& late) {
     for (std::size_t i = 0; i < taken_.size(); ++i)
@@ -29485,9 +29481,9 @@ class GradientTree {
 
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
+  /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
+  /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
  private:
@@ -29496,8 +29492,8 @@ class GradientTree {
     std::vector<char> has;  // by entry
   };
 
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
+  /// The operations for a share's gradient: how many earlier sums are added, how many remain below, and whether the run
+  /// ends.
   struct Step {
     std::size_t carries, depth;
     bool last;
@@ -29505,20 +29501,20 @@ class GradientTree {
 
   void begin_anew();
   std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  // Adds the gradient of entry `i` to earlier sums and stores it in its sum.
   void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  // A share has no gradient of entry `i`: it counts as 0 if other shares in its sum have one.
   bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
+  // Completes the sums before the last one: 0 if they have no gradient.
   void fill_sums(std::size_t i, std::size_t depth);
 
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
   std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
+  ShareTree tree_;           // at the end of the run
   std::vector<Step> steps_;  // by share of the run
   std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  std::vector<std::size_t> taken_;  // by entry: the number of shares taken
 };
 
 }  // namespace chorus::same_bits
@@ -29660,22 +29656,22 @@ void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
 // <chorus/same_bits/share_buffers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+/// A model's buffers, such as running statistics, if one copy of the model computes several canonical shares.
 
 namespace chorus::same_bits {
 
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
+/// Every share begins with the buffers as they were before the pass, and keeps its own writes while other shares run.
+/// The first share's writes remain: the same as with one device per share.
 template <Device D>
 class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
+  /// That share begins, after the earlier ones, or continues.
   void enter(std::size_t share);
-  /// It has ended, or others go on.
+  /// The share has ended, or others continue.
   void leave(std::size_t share);
   void end_pass();
 
@@ -29683,11 +29679,11 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
+    std::size_t begun = 0;  // number of shares that have begun
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  // Code that records writes is notified: values saved by a graph are out of date.
   void copy_in(std::size_t i, const Storage<D>& from);
 
   const std::vector<nn::NamedBuffer<D>>& buffers_;
@@ -29700,7 +29696,7 @@ class ShareBuffers {
 // <chorus/same_bits/share_buffers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
+/// How shares' buffers are kept apart and merged.
 
 namespace chorus::same_bits {
 
@@ -29759,11 +29755,11 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
 // <chorus/same_bits/share_scope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
+/// The random numbers and batch group that a model uses for one canonical share.
 
 namespace chorus::same_bits {
 
-/// Refuses layers that look at the batch of all devices.
+/// Refuses layers that need the batch of all devices.
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
@@ -29775,10 +29771,10 @@ class NoBatchGroup final : public BatchGroup {
 };
 
 /// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
+/// and means are the share's.
 class ShareScope {
  public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),
@@ -29799,31 +29795,31 @@ class ShareScope {
 // <chorus/same_bits/side_by_side.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+/// Canonical shares for layers that need the whole batch, such as SyncBatchNorm.
 
 // <chorus/same_bits/share_turns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+/// Runs a device's canonical shares through the model side by side: for layers that need the whole batch.
 
 namespace chorus::same_bits {
 
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+/// Each share has a thread, and only one runs at a time: a share runs until it ends or waits for the others in `meet`;
+/// then the next one runs. The first is the calling thread. So shares reach any point of the program in order.
 class ShareTurns {
  public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  /// A share's task; `enter` and `leave` are called around each of its turns.
   struct Work {
     std::function<void(std::size_t)> task, enter, leave;
   };
 
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
-  /// Throws what a task has thrown, of several the one because of which others have.
+  /// Rethrows a task's exception; of several, the one that caused the others.
   void run(std::size_t shares, Work work);
 
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
+  /// In share `i`'s task: waits until all shares have arrived; then `complete()` is called in the first one's thread.
+  /// Throws UsageError if a share ends without arriving.
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
@@ -29844,7 +29840,7 @@ class ShareTurns {
 
  private:
   void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
+  // Only the share whose turn it is writes members.
   void await_turn(std::size_t i);
   void leave(std::size_t i);
   void pass_on(std::size_t i);
@@ -29857,7 +29853,7 @@ class ShareTurns {
   std::vector<char> ended_;
   std::size_t arrived_ = 0, round_ = 0;
   std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+  std::unique_ptr<detail::ThreadTeam> team_;  // the kernels' threads, saved between turns
 };
 
 }  // namespace chorus::same_bits
@@ -29866,7 +29862,7 @@ class ShareTurns {
 // <chorus/same_bits/share_turns_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
-/// How shares that go side by side take turns.
+/// How shares side by side take turns.
 
 namespace chorus::same_bits {
 
@@ -29928,28 +29924,28 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
 
 namespace chorus::same_bits {
 
-/// Whether a layer of the model looks at the whole batch.
+/// Whether a layer of the model needs the whole batch.
 [[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
 
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+/// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
 template <Device D>
 class SideBySide {
  public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  /// For `run`, out of `shares` shares. References must outlive this.
   SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
   /// Nodes of the tape may outlive it.
   ~SideBySide();
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
+  /// Runs `task(i)` for the first `count` shares of the run. `used`: how many have samples. `devices`: the group of all
+  /// devices that share the batch, null for a single one.
   void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
            const std::function<void(std::size_t)>& task);
   std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
 
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, and drops the gradient afterwards.
   template <class F>
   void with_gradient(Node& leaf, const F& f) const {
     const auto found = number_of_.find(&leaf);
@@ -29971,7 +29967,7 @@ class SideBySide {
 
   void stand_in(std::span<const Ref<Node>> leaves);
   void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  // Adds up each value over all shares in the order of the tree; shares without samples give 0.
   void add_up();
 
   ShareBuffers<D>& buffers_;
@@ -29983,7 +29979,7 @@ class SideBySide {
   std::vector<std::vector<double>> values_;  // by share of the run
   std::vector<double> total_;
   std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
+  std::vector<Node*> nodes_;                    // of the parameters
   std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
   std::unordered_map<const Node*, std::size_t> number_of_;
   std::vector<std::shared_ptr<Group>> groups_;
@@ -30098,7 +30094,7 @@ namespace chorus::same_bits {
 template <Device D>
 class DeviceShares {
  public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  /// `run`: the device's, out of `shares` shares. References must outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
@@ -30106,11 +30102,11 @@ class DeviceShares {
   }
 
   const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
+  /// The sums of gradients of the last backward pass.
   const GradientTree<D>& tree() const { return tree_; }
 
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
+  /// `task(i)` computes the device's i-th share; its shares are `count` parts of `split` from `first` on. Returns
+  /// whether random numbers were drawn.
   template <class Task>
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
@@ -30127,8 +30123,8 @@ class DeviceShares {
     return drew;
   }
 
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  /// Backward from the shares' outputs; the first `used` of all shares have samples. There are no gradients before.
+  /// `devices`: their BatchGroup, null for a single one. Calls `complete(leaf)` when a parameter's sums are complete.
   template <class Complete>
   void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
                 std::shared_ptr<BatchGroup> devices, const Complete& complete) {
@@ -30143,7 +30139,7 @@ class DeviceShares {
   }
 
  private:
-  /// Of the share number `i`.
+  /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
     Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
@@ -30153,7 +30149,7 @@ class DeviceShares {
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
         take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
-    // The gradient of the parameter whose leaf that is.
+    // Takes the gradient of the parameter with that leaf.
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
@@ -30164,7 +30160,7 @@ class DeviceShares {
     const Complete& complete;
   };
 
-  // `with_samples`: so many of the shares have any.
+  // `with_samples`: the number of shares that have samples.
   template <class Task>
   void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
                const Task& task) {
@@ -30182,7 +30178,7 @@ class DeviceShares {
   ShareRange run_;
   ShareBuffers<D> buffers_;
   GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+  std::optional<SideBySide<D>> side_by_side_;  // if a layer needs the whole batch
 };
 
 }  // namespace chorus::same_bits
@@ -30191,16 +30187,16 @@ class DeviceShares {
 // <chorus/same_bits/earlier_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
-/// Gradients that were there before a backward pass over canonical shares.
+/// Gradients that existed before a backward pass over canonical shares.
 
 namespace chorus::same_bits {
 
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+/// Gradients of earlier passes, and of loss terms without samples, such as a weight penalty: equal on all processes,
+/// and part of no share. They are put aside, and added once to the sum over all shares.
 template <Device D>
 class EarlierGradients {
  public:
-  /// No gradient is there any more.
+  /// Puts all gradients aside: none is left.
   void take(const nn::FlatParameters<D>& flat);
   void give_back();
 
@@ -30218,7 +30214,7 @@ class EarlierGradients {
 // <chorus/same_bits/earlier_gradients_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
-/// How gradients of earlier passes are laid aside, and added again.
+/// How gradients of earlier passes are put aside and added again.
 
 namespace chorus::same_bits {
 
@@ -30257,7 +30253,7 @@ void EarlierGradients<D>::give_back() {
 
 namespace chorus::same_bits {
 
-/// Of DataParallel's devices.
+/// For DataParallel's devices.
 template <class Model>
 class DeviceSums {
  public:
@@ -30274,7 +30270,7 @@ class DeviceSums {
   std::size_t shares() const { return shares_; }
   /// By device.
   const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
+  /// The shares of each device, out of the first `used`, for devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
     for (const auto& device : devices_)
@@ -30282,17 +30278,17 @@ class DeviceSums {
     return runs;
   }
 
-  /// For the outputs of such a pass.
+  /// The cut for the outputs of such a pass.
   std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
     return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
   }
 
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  /// From each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
   void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
     earlier_.take(replicas_.parameters(0));
     const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
+    // The task owns its data, because a device may end late.
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
       devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
                            [](Node&) {});
@@ -30303,10 +30299,10 @@ class DeviceSums {
 
  private:
   struct Sum {
-    std::size_t device, number;  // of the device's sums
+    std::size_t device, number;  // index among the device's sums
   };
 
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  // Adds the sums of all devices into the first device's gradients: each right sum is added to its left neighbour.
   void reduce(std::size_t used) {
     const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
       return replicas_.parameters(i).entries()[p].parameter();
@@ -30317,7 +30313,7 @@ class DeviceSums {
         [&](std::size_t p) {
           bool any = false;
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+          for (std::size_t i = 0; any && i < used; ++i)  // a missing gradient is zero
             if (!parameter(i, p).grad_arrived())
               zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);
@@ -30363,14 +30359,14 @@ class DeviceSums {
 
 namespace chorus {
 
-/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
-/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
-/// takes this type, on any number of devices up to that of the shares:
+/// A model whose batches are cut into `Shares` canonical shares, whatever the number of devices. Shares are computed
+/// one after the other and added up in one fixed tree. A run then ends with the same bits under every policy that takes
+/// this type, on any number of devices up to the number of shares:
 ///
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
-/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+/// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
@@ -30378,12 +30374,12 @@ class SameBits : public nn::Module {
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// A model becomes one of so many shares by itself.
+  /// Converts a model implicitly to one with that many shares.
   SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
-  /// The policy throws UsageError for a number that it can't have.
+  /// The policy throws UsageError for an invalid number.
   SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
   int shares() const { return shares_; }
 
@@ -30413,11 +30409,11 @@ SameBits(Model, int) -> SameBits<Model, 0>;
 // <chorus/same_bits/share_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+/// Combines losses that a model returned, one for each canonical share, to the whole batch's.
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times one.
+/// Whether each share's loss is a sum, or a number times a sum.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
@@ -30435,8 +30431,8 @@ inline bool are_sums(Node& losses) {
   return true;
 }
 
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
+/// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
+/// Throws UsageError if it doesn't, and for sums of means over different numbers.
 template <Real T, Device D>
 std::vector<double> mean_over_of_shares(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
@@ -30470,13 +30466,13 @@ std::vector<double> mean_over_of_shares(Node& losses) {
   return out;
 }
 
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+/// The mean over the whole batch, on all processes, from `losses`, [shares of this process].
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
   const auto values = losses.value().to_vector();
   const bool sums_only = are_sums(*losses.node());
   const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  std::vector<double> sums, overs;  // shares without samples come last and are left out
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
@@ -30510,7 +30506,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   template <class Other>
   using rebind = DataParallel<SameBits<Other, Shares>>;
 
-  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  /// See DataParallel. Throws UsageError for an invalid number of shares.
   DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model.model()), std::move(options), seed),
         sums_(this->model_, this->replicas_,
@@ -30523,7 +30519,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   }
 
   int canonical_shares() const { return static_cast<int>(sums_.shares()); }
-  /// See DataParallel; of losses that the model returns, one a share.
+  /// See DataParallel; for losses that the model returns, one per share.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     this->scalars_.check_count(losses.numel());
@@ -30531,7 +30527,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
   }
 
-  /// The five steps of DataParallel, of several shares a device.
+  /// The five steps of DataParallel, with several shares per device.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
@@ -30546,7 +30542,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
-    // A task owns what it works with, for a device may come back late.
+    // A task owns its data, because a device may end late.
     this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
@@ -30587,28 +30583,28 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
 // <chorus/same_bits/distributed_data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
-/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
-/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+/// DistributedDataParallel with canonical shares: gradients are sent as sums of shares, with an all-gather, and
+/// `no_sync` saves no messages. Each bucket is sent as soon as a rank's last share has its gradients.
 
 // <chorus/same_bits/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
-/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
-/// the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
+/// and the sums of all runs are added up in the order of the tree.
 
 // <chorus/same_bits/bucket_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
-/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+/// Adds up the ranks' sums of shares of a bucket in the order of the tree.
 
 // <chorus/same_bits/sums_of_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
+/// Adds up the canonical shares' sums of several ranks in the order of the tree.
 
 namespace chorus::same_bits {
 
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+/// By rank: its sums of a batch of that many samples; none if its shares have no samples.
 inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
   const std::size_t used = std::min(shares, batch);
   std::vector<std::vector<ShareRange>> sums;
@@ -30619,8 +30615,8 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
   return sums;
 }
 
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
+/// Adds up the ranks' sums in place, with the result in `total`. `numbers(rank, k)`: the address of a rank's k-th sum;
+/// called from left to right.
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {
@@ -30637,13 +30633,13 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
+/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
+/// tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares` in all; `tree` of this rank's run.
+  /// `shares`: their total number; `tree`: of this rank's run.
   BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
@@ -30652,7 +30648,7 @@ class BucketSums final : public ddp::BucketSums {
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Which sums each rank has of this batch.
+  // Determines which sums of this batch each rank has.
   void share_out();
 
   struct Gathered {
@@ -30661,8 +30657,8 @@ class BucketSums final : public ddp::BucketSums {
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<std::vector<ShareRange>> sums_;  // by rank
+  std::size_t most_ = 1;                       // the maximum number of sums of a rank
   std::vector<Gathered> gathered_;             // by bucket
 };
 
@@ -30672,7 +30668,7 @@ class BucketSums final : public ddp::BucketSums {
 // <chorus/same_bits/bucket_sums_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
-/// How the sums of ranks are added up in the order of the tree.
+/// How the ranks' sums are added up in the order of the tree.
 
 namespace chorus::same_bits {
 
@@ -30692,7 +30688,7 @@ void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
     auto* const to = static_cast<std::byte*>(own.data());
     for (std::size_t k = 0; k < tree_.sums().size(); ++k)
       copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
+    if (tree_.sums().size() < most_)  // sent but not read
       zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
     mine = to;
   }
@@ -30737,17 +30733,16 @@ void BucketSums<D, Communicator>::share_out() {
 // <chorus/same_bits/model_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
-/// A model that computes its batch one canonical share after the other, forward and backward.
+/// A model that computes its batch share by share, forward and backward.
 
 // <chorus/same_bits/join_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
-/// What a model has returned for each canonical share as what it returns for one batch.
+/// Joins a model's outputs for each canonical share to the output for one batch.
 
 namespace chorus::same_bits {
 
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Other values must be equal for all shares.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
   JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
@@ -30800,15 +30795,15 @@ class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// What a policy of several processes adds.
+  /// The functions of a policy of several processes.
   struct Processes {
-    /// Sums over all of them.
+    /// Sums over all processes.
     std::function<void(std::span<double>)> sum;
     /// The whole batch's number of samples, in backward.
     std::function<Index()> batch;
   };
 
-  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
       : model_(model),
@@ -30825,15 +30820,15 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares() const { return shares_; }
   /// The sums of this process's gradients.
   const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  /// `arrived(leaf)` is called in the last share's backward pass when a parameter's sums are complete, `ended()` when
+  /// all are. Processes add up their sums there, before the parameters' hooks run.
   void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
   void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  /// The model's output for this process's samples. `random`: of the first of them.
+  /// Returns the model's output for this process's samples. `random`: from its first sample on.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    // Shares without samples come last; for an empty batch one share is computed, to get the output's shape.
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
@@ -30852,7 +30847,7 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// Of one pass.
+  /// The cut of one pass.
   class Cut final : public BatchCut {
    public:
     Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
@@ -30862,10 +30857,10 @@ class ModelShares final : private dp::BackwardRunner {
     }
 
    private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
   };
 
-  // What has no samples is the same for all processes, and no one of them has its gradient.
+  // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
@@ -30900,14 +30895,14 @@ class ModelShares final : private dp::BackwardRunner {
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
   dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  std::shared_ptr<BatchGroup> group_;  // the group of processes that layers see
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
-/// all samples at once. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)` in shares. Without recording, a model that returns scalars computes all samples at once.
+/// Throws UsageError for inputs that can't be cut.
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
@@ -30936,7 +30931,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   static constexpr bool adds_up_in_pass = true;
 
   int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
-  /// Of whole shares.
+  /// A sampler of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
     auto choices = this->sampler_options(options);
@@ -30965,7 +30960,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs, in shares.
+  /// Returns the model's output for the inputs, computed in shares.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
@@ -30973,7 +30968,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
-  // The parameters' own hooks come later, with the gradient of the whole batch.
+  // The parameters' own hooks run later, with the gradient of the whole batch.
   void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
     for (const auto& entry : this->flat_.entries())
@@ -30982,7 +30977,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
   void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
-  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
     check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
@@ -30996,7 +30991,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
     return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
   }
-  /// A worker sends its sums to the server, which adds up all ranks'.
+  /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
     const auto& tree = canonical_.tree();
     const D device = this->model_device();
@@ -31047,11 +31042,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 // <chorus/same_bits/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
-/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+/// SingleDevice with canonical shares: the other policies must give the same bits.
 
 namespace chorus {
 
-/// All shares of each batch, one after the other.
+/// Computes all shares of each batch, one after the other.
 template <class Model, int Shares>
 class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
  public:
@@ -31105,8 +31100,8 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 // <chorus/simulate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_HPP
 #define CHORUS_SINGLE_CHORUS_SIMULATE_HPP
-/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
-/// it: simulate/README.md.
+/// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. Contents:
+/// simulate/README.md.
 
 // <chorus/simulate/pipelined.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
@@ -31495,16 +31490,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -31515,8 +31510,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -31556,7 +31551,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -31572,7 +31567,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    asm("" : "+r"(zero));  // hides the value from the compiler
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
@@ -31636,11 +31631,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -31655,7 +31650,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -31690,17 +31685,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -31724,11 +31719,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -31744,43 +31739,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -31792,28 +31787,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -31822,7 +31817,7 @@ class Transport {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+/// One rank's part in one collective. The ranks form a ring, in which each has a position and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
@@ -31834,14 +31829,14 @@ struct Collective {
   const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
   std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's position in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  /// This rank's position in the ring, or that of the rank `steps` further on (negative: further back).
   int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
+  /// The rank at that position.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
@@ -31850,11 +31845,11 @@ struct Collective {
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
+  /// The largest chunk, in numbers, that may be under way. Half a queue: a whole chunk fits while its receiver still
+  /// reads the previous one, so no ring of ranks waits for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
+  /// The numbers per piece of `count`: half a queue of pieces, so that both ends work at once, and pieces long enough
+  /// to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -31865,15 +31860,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (numbers received `from` a rank) (+) scale * `mine`, or whichever of the two
+/// is given. The value goes `to` the next rank, into `store`, or both. For zero numbers `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+/// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -31882,16 +31877,16 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
+/// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
+/// now has, or has sent, `value` for them.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+  // The address gives the chunk's offset; if the chunk is elsewhere, the address of its destination does.
+  const auto offset_of = [&](const std::byte* place) {  // outside of the call's data: huge
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
   const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
@@ -31915,8 +31910,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+/// Moves `count` numbers piece by piece: while this rank adds one piece, its neighbour writes the next. An empty chunk
+/// is sent as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -31927,7 +31922,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // computed into its destination, else into the slot
       std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
@@ -31958,7 +31953,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds each rank has heard from 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -31966,9 +31961,15 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
+<<<<<<< HEAD
 /// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
 /// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 [[gnu::cold]] inline void monitored_barrier(const Collective& c) {
+=======
+/// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
+/// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
+inline void monitored_barrier(const Collective& c) {
+>>>>>>> w_text2
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
@@ -32003,7 +32004,7 @@ inline void dissemination_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// The algorithm for each call: the tables of a communicator over a Transport.
+/// Chooses the algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -32097,7 +32098,7 @@ inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+/// rank 0's number is the left operand on both ranks, so that they get the same bits.
 inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto& reduction = c.reduction;
   const auto element = reduction.element, per_piece = c.longest_piece(count);
@@ -32107,7 +32108,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    // Both ranks round the product before they add: a fused multiply-add on one of them would give other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
@@ -32126,13 +32127,13 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   } while (done < count);
 }
 
-/// One block of data, of which each rank owns at most a piece.
+/// One block of data, of which each rank owns at most one piece.
 class DirectBlock {
  public:
   DirectBlock(const Collective& c, std::byte* data, std::size_t count)
       : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
-  /// To every owner its chunk.
+  /// Sends each owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -32142,11 +32143,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  /// Adds the contributions to this rank's own chunk and sends the sum to all. It is built in the first peer's slot.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    // The others have scaled their own chunks, too: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -32170,7 +32171,7 @@ class DirectBlock {
       if (to != rank()) send(to, own);
   }
 
-  /// The other owners' sums.
+  /// Receives the other owners' sums.
   void collect() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -32210,7 +32211,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
+  // has not read yet. With room for them no ring of ranks waits for room.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -32228,11 +32229,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (each of R - 1
+/// links carries D). The leaders run a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the
+/// sums back (D per link). Between machines 2 (M - 1) D are sent in total, for any R. A flat ring of n = M R ranks
+/// sends 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is
+/// latency: 2 (M - 1) + 1 slow steps instead of 2 (n - 1). The cost is D, not D / n, on each link inside a machine.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -32246,18 +32247,18 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in total on each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs less. Many ranks cost many steps, 2 (N - 1). The chunk determines the order
+/// of additions, and its sum is computed at one place: all ranks get the same bits, in every run.
 ///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+/// tests/unit/comm/how_it_works_test.cpp shows it step by step.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
+/// The possible actions of a rank on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be
+/// the same address.
 struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
@@ -32298,7 +32299,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's chunk is complete after adding its own numbers, and is sent on: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -32308,7 +32309,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   } while (count != 0);
 }
 
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// The first half only. all: N * count numbers; mine: the reduced `count` of this rank. Bytes sent: (N - 1) / N of
 /// `all`.
 inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -32327,7 +32328,7 @@ inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::
   } while (count != 0);
 }
 
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// The second half only. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
 /// Bytes sent: (N - 1) / N of `all`.
 inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -32346,8 +32347,8 @@ inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byt
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
+/// A chain from root to the rank before it, piece by piece, so that all links are busy at once. Every rank but the last
+/// sends the whole data once.
 inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
   const detail::RingSteps ring{c};
   if (c.link.rank == root) return ring.send(data, count);
@@ -32382,7 +32383,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  // The chains use other links than other collectives: so neighbours in the ring first compare their calls.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -32410,28 +32411,28 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 /// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+/// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
+/// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
+/// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
+/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
+/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
+/// time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's first message to the others.
+/// A rank's first message to the others in a call.
 struct Offer {
   Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
   std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::int64_t came = 0;    ///< arrival time of the rank, by the machine's clock, in ns
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
 /// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
@@ -32445,7 +32446,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of memory reads may decide between the two.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -32480,21 +32481,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call continues here. All ranks reach the same answer.
+  /// Whether the call continues in place. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
+  /// The beginning of a rank's chunk among `count` numbers, the same on all ranks. With more than two ranks all chunks
+  /// are equal, since each rank writes its chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  /// Returns when all ranks are here: all sums are ready, and no rank reads this rank's data any more. `sent(peer)`:
+  /// the bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -32541,8 +32542,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+/// Other ranks' memory is processed in blocks that fit the first-level cache and that memcpy moves with vectors. The
+/// group is checked before each block: a rank that has given up waits until the others no longer use its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -32552,8 +32553,8 @@ inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte*
   }
 }
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's data. `to_all`:
+/// also writes the result at `begin` of every rank's data.
 inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
                             std::size_t count, bool to_all) {
   const auto& reduction = c.reduction;
@@ -32578,7 +32579,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+/// Marks a scope that reads and writes `bytes` of other ranks' memory, and measures its time.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -32601,7 +32602,7 @@ class WorkInPlace {
 /// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; for more ranks, the ring adds in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -32613,7 +32614,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has its own chunk.
+/// all: size * count numbers; each rank contributes its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -32628,7 +32629,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done([&](int) { return bytes; });
 }
 
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, possibly at its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);
@@ -32648,8 +32649,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+/// An algorithm, and when it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` returns
+/// false, with data unchanged, if the ranks find that they can't or should not use it.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -32671,24 +32672,24 @@ inline bool share_memory(const Transport& link) { return link.reaches_peers && l
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+/// With more ranks the ring is faster for longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, unless the ring saves copies, as it does not overwrite data that is still to be sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, where the others take 2 (N - 1) rounds, or 2
+/// with N - 1 messages each. Two ranks need one round anyway. For gradients and parameters bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// The ring has N - 1 rounds here; three ranks have two in both.
+/// The ring has N - 1 rounds here; for three ranks both have two.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// The first row that gains serves a call.
+// The first row whose `gains` is true is used.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -32707,7 +32708,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// The algorithms that a user can request, and where each is possible.
+/// The algorithms that a user can request, and when each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -32744,9 +32745,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
+/// Runs the fastest algorithm for the call. If one was `asked` for, runs that, or the ring if it can't work with this
+/// call's data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called when
+/// one begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -32771,7 +32772,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -32827,8 +32828,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -32839,7 +32840,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -32854,7 +32855,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -32878,10 +32879,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -32907,7 +32908,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -32917,8 +32918,8 @@ class FlightRecorder {
 // <chorus/comm/engine/in_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+/// `InOrder`: runs calls one after another, in the caller's thread or, if asynchronous, in one background thread. A
+/// waiting caller runs the calls that the background thread has not begun: it is awake and its core is free.
 
 namespace chorus::comm {
 
@@ -32932,8 +32933,8 @@ class InOrder final : public Progress {
   /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
+  /// Runs `call` after all earlier ones, returns when it is done and throws its failure. Runs even after an earlier
+  /// failure: `run` makes it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -32946,7 +32947,7 @@ class InOrder final : public Progress {
   }
 
   /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
+  /// be started.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -32969,7 +32970,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  /// Returns `ask()`, called under the lock, if no call runs or waits; otherwise an empty result. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -32998,14 +32999,14 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// The background thread runs the calls that a caller leaves.
+  /// Wakes the background thread for the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
   Call next() {
     const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
+    if (first_ == calls_.size()) {  // keeps the vector's memory
       calls_.clear();
       first_ = 0;
     }
@@ -33041,7 +33042,7 @@ class InOrder final : public Progress {
   const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on are waiting
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -33063,7 +33064,7 @@ namespace chorus::comm {
 struct TracedCall {
   std::string name, args;  ///< args: fields of a JSON object
 
-  /// `members`, see World: of a group that is not the whole job.
+  /// `members`, see World: set if the group is not the whole job.
   [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
                            const std::vector<int>& members = {}) {
     const auto& envelope = call.envelope;
@@ -33117,17 +33118,17 @@ class QueuedEngine : public Engine {
 
   /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  /// Tells the other ranks that this one aborts; soon after, the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
   /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` must call it first.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+      new auto(calls_);  // a forked child has no such thread and would wait for ever
   }
 
   InOrder& calls() const { return *calls_; }
@@ -33141,7 +33142,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
+  /// Runs a call and returns its failure. Tells the other ranks this rank's first failure.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -33231,8 +33232,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, and passes that to `note`. `names`: the ranks' numbers in
+/// the job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -33315,8 +33316,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
+  /// For the rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce algorithm that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -36106,7 +36107,7 @@ class RankLines {
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_TRACE_HPP
 /// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
-/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+/// chorus::compiled has it anyway. Contents of a trace, and how to read it: trace/README.md.
 
 // <chorus/trace/at_launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP

@@ -4,11 +4,11 @@
 // <chorus/chorus.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CHORUS_HPP
 #define CHORUS_SINGLE_CHORUS_CHORUS_HPP
-/// What most programs need: tensors, the common operators, layers and optimizers, data, the policies SingleDevice,
-/// DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest, each header of which may be
-/// included by itself; it costs a program its compile time, and reading model files a JSON parser.
+/// The headers that most programs need: tensors, the common operators, layers and optimizers, data, the policies
+/// SingleDevice, DataParallel and DistributedDataParallel, and launch. <chorus/all.hpp> has the rest; each of its
+/// headers can be included alone. It costs compile time, and reading model files needs a JSON parser.
 
-// First of all: what a compiler has to be and to be told.
+// First: the requirements on the compiler and its settings.
 // <chorus/core/requirements.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
@@ -112,13 +112,12 @@
 
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
 // CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. Programs that are
-// built by hand have the same with -DCHORUS_SEPARATE for all their files; one file defines CHORUS_IMPLEMENTATION before
-// it includes <chorus/chorus.hpp>, and takes the library's place.
-#if defined(CHORUS_IMPLEMENTATION)
+// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. In a program that
+// is built by hand, with -DCHORUS_COMPILED=1 for all files, one file that defines CHORUS_IMPLEMENTATION before it
+// includes <chorus/chorus.hpp> takes the library's place.
+#ifdef CHORUS_IMPLEMENTATION
 #define CHORUS_BUILDS_LIBRARY
-#elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
-#define CHORUS_COMPILED 1
+#undef CHORUS_COMPILED
 #endif
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0
@@ -10538,7 +10537,8 @@ class Cifar10 : public ImageDataset {
 
   [[gnu::cold]] static ImageDataset read(const std::string& folder, Split split);
 
-  [[gnu::cold]] static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels, std::vector<std::uint8_t>& labels);
+  [[gnu::cold]] static void read_batch(const std::string& path, std::vector<std::uint8_t>& pixels,
+                                       std::vector<std::uint8_t>& labels);
 };
 
 }  // namespace chorus::data
@@ -12785,7 +12785,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
 // <chorus/io/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_ELSEWHERE_HPP
-/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
+/// Declarations of <chorus/chorus.hpp> without their headers: if a program forgets one, the error names it.
 
 namespace chorus::io {
 
@@ -12807,18 +12807,18 @@ LoadReport load(Model& model, const std::string& path);
 // <chorus/io/tensor_entry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_ENTRY_HPP
-/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// The contents of a safetensors file: element types, tensors and metadata, and the rules shared by its reader and
 /// writer.
 
 #include <map>
 
 namespace chorus::io {
 
-/// The notes that a file has beside its tensors: texts by name.
+/// A file's metadata: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
-/// which writers sort tensors: later types come first in a file.
+/// The element types of a file: those of chorus::DType and others, in the order of the format's own list. Writers sort
+/// tensors by it: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -12870,12 +12870,12 @@ constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
   return std::nullopt;
 }
 
-/// Every type of a tensor has a type in the file, of the same name.
+/// Every DType has a FileDType with the same name.
 constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// A file's description of one tensor: row-major, little-endian elements, `bytes` bytes at offset `begin` in the data
 /// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
@@ -12885,7 +12885,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. Sizes are also checked against the file before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -12906,7 +12906,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` if they can't be counted.
+/// The number of bytes of a tensor. Throws `Kind` if it overflows.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -12914,7 +12914,7 @@ std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOf
   bool empty = false;
   for (const Index size : shape) {
     check<Kind>(size >= 0, who, "negative size in shape ", shape);
-    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
+    // Axes of size 0 count as 1: strides of the other axes are computed later and must not overflow.
     empty = empty || size == 0;
     const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
     check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");
@@ -13360,26 +13360,32 @@ namespace chorus::io {
 namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
+<<<<<<< HEAD
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
 [[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
+=======
+std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
+/// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
+void note_tied(Metadata& metadata, nn::Module& model);
+>>>>>>> w_text2
 template <Device D>
-[[gnu::cold]] void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
+void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
 void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
-/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
-/// they find out in their next collective call.
+/// The same for a policy's model: one call on all ranks, under every policy. Rank 0 writes. If each rank has parts of
+/// the parameters, all write their parts into the one file. If one rank throws, the others throw, too, here or in their
+/// next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;
@@ -13406,8 +13412,8 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
-/// Writes safetensors files: the reference writer's bytes for the same tensors, replaced whole or not at all. The
-/// format: https://github.com/huggingface/safetensors#format
+/// Writes safetensors files: the reference writer's bytes for the same tensors, atomically. The format:
+/// https://github.com/huggingface/safetensors#format
 
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
@@ -13861,14 +13867,21 @@ namespace detail {
 /// Checks the tensors, sorts them in the file's order, and returns all bytes before the data. Throws UsageError if a
 /// reader would refuse the file.
 [[gnu::cold]] std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
-                               const Metadata& metadata);
+                                             const Metadata& metadata);
 
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
+<<<<<<< HEAD
 /// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
 /// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
+=======
+/// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
+/// dtype. Computes the checksum in `metadata`, see data_hash_key.
+void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
+>>>>>>> w_text2
 
 }  // namespace chorus::io
 
@@ -13876,7 +13889,7 @@ namespace detail {
 // <chorus/io/safetensors_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_IMPL_HPP
-/// The layout of a file, as the reference writer makes it.
+/// The layout of a file, as the reference writer writes it.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
@@ -13938,7 +13951,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -14002,7 +14015,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -14027,7 +14040,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -14055,7 +14068,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -14142,7 +14155,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   std::string header = detail::safetensors_header(path, order, metadata);
   if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
-    detail::DataHash hash;  // of the data in their order in the file
+    detail::DataHash hash;  // of the data in file order
     for (const TensorView* tensor : order) hash.update(tensor->data);
     Metadata noted = metadata;
     noted.at(key) = hash.hex();
@@ -14163,7 +14176,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -14291,7 +14304,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -14304,7 +14317,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -14314,8 +14327,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -14342,7 +14355,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -14376,7 +14389,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -14387,7 +14400,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -14418,14 +14431,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -14437,7 +14450,7 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, copied to the host.
+/// Tensors to be written, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -14445,7 +14458,7 @@ class Outgoing {
     check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// Under another name; `copy(to)` copies the numbers.
+  /// The same under another name; `copy(to)` copies the numbers.
   template <Device D, class Copy>
   void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
     items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});
@@ -14510,12 +14523,12 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_LAUNCH_HPP
 /// `launch`: the one call in main. It builds the Run and calls the program's body: in this process or, under a policy
-/// of processes, in each rank that it starts or that a launcher has started.
+/// of processes, in each rank that it or a launcher has started.
 
 // <chorus/launch/run.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_HPP
-/// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
+/// The argument of a program's body: its options, its rank, its seed, its communicator.
 
 #include <chrono>
 
@@ -14546,8 +14559,8 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
 
 namespace chorus::comm {
 
-/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
-/// the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so a number, the
+/// ticket, identifies one without an allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
@@ -14556,7 +14569,7 @@ class Progress {
 };
 
 /// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
-/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
+/// destructor waits, too, for at most the communicator's timeout, and ignores errors.
 class Work {
  public:
   Work() = default;
@@ -14578,7 +14591,7 @@ class Work {
     const trace::Span waits(trace::Lane::wait, "wait", "a call in the background");
     progress->wait(ticket_);
   }
-  /// True once `wait` would return or throw at once.
+  /// Whether `wait` would return or throw at once.
   bool done() const { return !progress_ || progress_->done(ticket_); }
 
  private:
@@ -14679,7 +14692,7 @@ struct Failure {
   }
 };
 
-/// The reason for giving a communicator up, set once and read from any thread.
+/// The reason for aborting a communicator, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
@@ -14689,13 +14702,13 @@ class AbortReason {
     try {
       why_ = why;
     } catch (...) {
-      // Without memory there is no reason, but the abort stands.
+      // Without memory the reason is lost, but the abort holds.
     }
     state_.store(written);
     return true;
   }
   explicit operator bool() const { return state_.load(std::memory_order_acquire) == written; }
-  /// Of a reason that is set.
+  /// The reason; requires that it is set.
   const std::string& why() const { return why_; }
 
  private:
@@ -14710,15 +14723,15 @@ class AbortReason {
 // <chorus/comm/world.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_WORLD_HPP
-/// A process's place among the processes of a job, from its launcher.
+/// A process's rank among the processes of a job, from its launcher.
 
 namespace chorus::comm {
 
-/// The largest number of ranks of one communicator; `trace` counts bytes for as many.
+/// The maximum number of ranks of a communicator; `trace` counts bytes for as many.
 inline constexpr int max_ranks = 64;
 
-/// The algorithm of a collective: the files of algorithms/. `automatic`: the fastest for the ranks and the data. A user
-/// can request any of them for an all-reduce except `bruck`, which is for short messages.
+/// The algorithm of a collective, one file each in algorithms/. `automatic`: the fastest for the ranks and the data. A
+/// user can request any of them for an all-reduce except `bruck`, which is for short messages.
 enum class Algorithm : std::uint8_t { automatic, ring, direct, in_place, hierarchical, bruck };
 
 constexpr std::string_view name(Algorithm algorithm) {
@@ -14729,8 +14742,8 @@ constexpr std::string_view name(Algorithm algorithm) {
 inline void append(std::string& out, Algorithm algorithm) { out += name(algorithm); }
 
 /// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
-/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and an all-reduce
-/// in two levels. `mpi`, `gloo` and `nccl` have headers of their own, which a program has to include.
+/// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and a two-level
+/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers.
 enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
 
 constexpr std::string_view name(Backend backend) {
@@ -14745,36 +14758,36 @@ struct World {
   int local_rank = 0, local_size = 1;     ///< the same among the processes of this machine
   std::string master_addr = "127.0.0.1";  ///< where rank 0 listens; a name or an address of rank 0's machine
   int master_port = 0;
-  /// A secret of the job, the same on all ranks, of at least 16 characters: ranks prove to each other that they know
-  /// it. Needed if master_addr is not on loopback.
+  /// A secret of the job, the same on all ranks, with at least 16 characters: ranks prove to each other that they know
+  /// it. Required if master_addr is not on loopback.
   std::string token = {};
-  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` takes over; or -1
-  std::chrono::milliseconds timeout{60'000};  ///< the longest that any wait for another rank lasts
-  std::vector<int> members = {};              ///< of a group that `split` made: its ranks in the whole job; else empty
-  std::string axis = {};  ///< of such a group: the axis of a mesh along which it lies, for messages
+  int listen_fd = -1;  ///< rank 0: a socket that listens there already, which `connect` will own; or -1
+  std::chrono::milliseconds timeout{60'000};  ///< the longest wait for another rank
+  std::vector<int> members = {};              ///< for a group made by `split`: its ranks in the whole job; else empty
+  std::string axis = {};  ///< for such a group: its axis of a mesh, for messages
   /// The purpose of the meeting, in up to 63 characters: a rank with another purpose is refused by name.
   std::string purpose = {};
   /// The algorithm of all_reduce, the same on all ranks; CHORUS_ALL_REDUCE and --all-reduce of programs. Only chorus'
-  /// own engines accept one. If the algorithm can't work with the data, the ring serves it: `in_place` needs memory of
-  /// the communicator (see AnyCommunicator::allocate), unless ranks are threads.
+  /// own engines accept one. If the algorithm can't work with a call's data, the ring runs instead: `in_place` needs
+  /// memory of the communicator (see AnyCommunicator::allocate), unless ranks are threads.
   Algorithm all_reduce = Algorithm::automatic;
-  /// The default backend of `connect`: groups of `split` use the job's backend.
+  /// The default backend of `connect`: groups of `split` use the job's.
   Backend backend = Backend::automatic;
 };
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Eleven days: a clock can count several times that from now.
+/// Eleven days: adding several of these to the present time does not overflow.
 inline constexpr std::chrono::milliseconds longest_timeout{1'000'000'000};
 
-/// Throws UsageError, in the name of `who`, for a timeout out of range.
+/// Throws UsageError, with the name `who`, for a timeout out of range.
 [[gnu::cold]] inline void check_timeout(std::string_view who, std::chrono::milliseconds timeout) {
   check<UsageError>(timeout.count() > 0 && timeout <= longest_timeout, who, ": timeout is ", timeout.count(),
                     " ms, expected 1 to ", longest_timeout.count());
 }
 
-/// Throws UsageError, in the name of `who`, for a rank or a size out of range.
+/// Throws UsageError, with the name `who`, for a rank or a size out of range.
 [[gnu::cold]] inline void check_ranks(std::string_view who, int size, int rank) {
   check<UsageError>(size >= 1 && size <= max_ranks, who, ": world size is ", size, ", expected 1 to ", max_ranks);
   check<UsageError>(rank >= 0 && rank < size, who, ": rank ", rank, " is not in [0, ", size, ")");
@@ -14794,7 +14807,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, as functions on bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -14804,7 +14817,7 @@ struct Reduction {
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
   /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
-  /// multiply: a sum of two numbers has the same bits on every way.
+  /// multiply: a sum of two numbers has the same bits on every path.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -14820,9 +14833,9 @@ struct Call {
   Op op = Op::barrier;
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
-  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  std::size_t count = 0;     ///< numbers per rank: of `mine` if there is a `mine`, else of `data`
   const void* in = nullptr;  ///< this rank's contribution
-  void* out = nullptr;       ///< place of the result; `in` if a call is in place
+  void* out = nullptr;       ///< the result; equals `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
@@ -14832,38 +14845,38 @@ struct Call {
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
-/// their order. The first failure is final, and every later call throws it.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They run in order. The
+/// first failure is final: every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   virtual void now(const Call& call) = 0;
   virtual Work later(const Call& call) = 0;
-  /// See Communicator. From any thread, and while others wait in `now`.
+  /// See Communicator. May be called from any thread, also while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
   /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
-  /// know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if calls run on
+  /// streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
+  /// The newest calls, one per line, as the flight recorder prints them; empty if the engine keeps none.
   virtual std::string record() const { return {}; }
   /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
-  /// From any thread.
+  /// The known failure of the group, without waiting; empty while a call is running, which will find it itself. May be
+  /// called from any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this engine. `what`, for messages, must outlive it.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }
@@ -14927,16 +14940,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -14947,8 +14960,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -14988,7 +15001,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -15004,7 +15017,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    asm("" : "+r"(zero));  // hides the value from the compiler
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);
@@ -15050,9 +15063,9 @@ Reduction reduction(ReduceOp op, double scale) {
 
 namespace chorus::comm {
 
-/// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
-/// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
-/// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
+/// A Communicator over any Engine, made by `connect` and `thread_group`. Call it from one thread at a time, so that all
+/// ranks see one order; only `abort` may be called from any thread. Wrong sizes, roots and peers throw UsageError
+/// before data moves. Failures of the group throw CommError, which names this rank, the call, the peer and the reason.
 class AnyCommunicator {
  public:
   /// A group of one.
@@ -15066,16 +15079,16 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
-  /// `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this communicator, and watches it as one call. `what`,
+  /// for messages, must outlive the call.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
-  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
-  /// good. It may outlive the communicator.
+  /// Memory for data that many calls of this communicator use: ranks read and write each other's data in it directly,
+  /// without copies. Any rank may allocate at any time. Zeroed, aligned to 4096 bytes; null if other memory is as good.
+  /// It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
+  /// The total time of this rank's calls, on any thread; negative for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; of an engine that has virtual time, that.
+  /// This rank's clock: the virtual time of an engine that has one.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
@@ -15099,8 +15112,8 @@ class AnyCommunicator {
     return engine_->later(moves<T>(Op::broadcast, data.data(), data.data(), data.size(), root, options));
   }
 
-  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own
-  /// place.
+  /// all := every rank's `mine`, in rank order; all.size() is size() * mine.size(). `mine` may be its own place in
+  /// `all`.
   template <Scalar T, std::size_t E>
   void all_gather(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all, CollectiveOptions options = {}) {
     engine_->now(gathers<T>(mine, all, options));
@@ -15123,9 +15136,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
-  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
-  /// then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; if the link's
+  /// queue has room, the peer may not have received it yet. Two ranks that both send much data before they receive
+  /// deadlock until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -15149,22 +15162,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
-  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
+  /// A barrier that names missing ranks: at the deadline rank 0 lists them in an error that every rank throws. Slower
+  /// than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
-  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
-  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
-  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
-  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
+  /// The newest 64 calls of this rank, one per line: number, call, algorithm (`by ring`) if there are several, begin,
+  /// and duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes
+  /// them to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory,
+  /// and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN; they begin when the host makes them, and end when it sees
+  /// their end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
+  /// Aborts the group: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
@@ -15238,11 +15251,19 @@ struct ConnectOptions {
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
 /// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
+<<<<<<< HEAD
 /// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
 /// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
 /// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
 /// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
 [[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
+=======
+/// all-reduce algorithm that can't run there; CommError if the port is in use, if a rank is refused, for example
+/// because it chose another backend or algorithm, or if requested shared memory is not available; TimeoutError with the
+/// missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no socket.
+/// Ranks that are threads (Backend::thread) meet within the process; those with one master_port form a group.
+AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
+>>>>>>> w_text2
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);
@@ -15302,11 +15323,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -15321,7 +15342,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -15356,17 +15377,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -15390,11 +15411,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -15410,43 +15431,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -15458,28 +15479,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -15583,7 +15604,7 @@ class JsonObject {
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+/// One rank's part in one collective. The ranks form a ring, in which each has a position and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
@@ -15595,14 +15616,14 @@ struct Collective {
   const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
   std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's position in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  /// This rank's position in the ring, or that of the rank `steps` further on (negative: further back).
   int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
+  /// The rank at that position.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
@@ -15611,11 +15632,11 @@ struct Collective {
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
+  /// The largest chunk, in numbers, that may be under way. Half a queue: a whole chunk fits while its receiver still
+  /// reads the previous one, so no ring of ranks waits for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
+  /// The numbers per piece of `count`: half a queue of pieces, so that both ends work at once, and pieces long enough
+  /// to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -15626,15 +15647,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (numbers received `from` a rank) (+) scale * `mine`, or whichever of the two
+/// is given. The value goes `to` the next rank, into `store`, or both. For zero numbers `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+/// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -15643,16 +15664,16 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
+/// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
+/// now has, or has sent, `value` for them.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+  // The address gives the chunk's offset; if the chunk is elsewhere, the address of its destination does.
+  const auto offset_of = [&](const std::byte* place) {  // outside of the call's data: huge
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
   const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
@@ -15676,8 +15697,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+/// Moves `count` numbers piece by piece: while this rank adds one piece, its neighbour writes the next. An empty chunk
+/// is sent as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -15688,7 +15709,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // computed into its destination, else into the slot
       std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);
@@ -15719,7 +15740,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds each rank has heard from 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -15727,9 +15748,15 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
+<<<<<<< HEAD
 /// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
 /// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 [[gnu::cold]] inline void monitored_barrier(const Collective& c) {
+=======
+/// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
+/// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
+inline void monitored_barrier(const Collective& c) {
+>>>>>>> w_text2
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
@@ -15764,7 +15791,7 @@ inline void dissemination_barrier(const Collective& c) {
 // <chorus/comm/algorithms/selection.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_SELECTION_HPP
-/// The algorithm for each call: the tables of a communicator over a Transport.
+/// Chooses the algorithm for each call: the tables of a communicator over a Transport.
 
 // <chorus/comm/algorithms/bruck.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BRUCK_HPP
@@ -15858,7 +15885,7 @@ inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+/// rank 0's number is the left operand on both ranks, so that they get the same bits.
 inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto& reduction = c.reduction;
   const auto element = reduction.element, per_piece = c.longest_piece(count);
@@ -15868,7 +15895,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    // Both ranks round the product before they add: a fused multiply-add on one of them would give other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
@@ -15887,13 +15914,13 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   } while (done < count);
 }
 
-/// One block of data, of which each rank owns at most a piece.
+/// One block of data, of which each rank owns at most one piece.
 class DirectBlock {
  public:
   DirectBlock(const Collective& c, std::byte* data, std::size_t count)
       : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
-  /// To every owner its chunk.
+  /// Sends each owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -15903,11 +15930,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  /// Adds the contributions to this rank's own chunk and sends the sum to all. It is built in the first peer's slot.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    // The others have scaled their own chunks, too: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -15931,7 +15958,7 @@ class DirectBlock {
       if (to != rank()) send(to, own);
   }
 
-  /// The other owners' sums.
+  /// Receives the other owners' sums.
   void collect() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -15971,7 +15998,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
+  // has not read yet. With room for them no ring of ranks waits for room.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {
@@ -15989,11 +16016,11 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_HIERARCHICAL_HPP
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (each of R - 1
+/// links carries D). The leaders run a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the
+/// sums back (D per link). Between machines 2 (M - 1) D are sent in total, for any R. A flat ring of n = M R ranks
+/// sends 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is
+/// latency: 2 (M - 1) + 1 slow steps instead of 2 (n - 1). The cost is D, not D / n, on each link inside a machine.
 
 // <chorus/comm/algorithms/ring.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_RING_HPP
@@ -16007,18 +16034,18 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in total on each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs less. Many ranks cost many steps, 2 (N - 1). The chunk determines the order
+/// of additions, and its sum is computed at one place: all ranks get the same bits, in every run.
 ///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+/// tests/unit/comm/how_it_works_test.cpp shows it step by step.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
+/// The possible actions of a rank on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be
+/// the same address.
 struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
@@ -16059,7 +16086,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's chunk is complete after adding its own numbers, and is sent on: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -16069,7 +16096,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   } while (count != 0);
 }
 
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// The first half only. all: N * count numbers; mine: the reduced `count` of this rank. Bytes sent: (N - 1) / N of
 /// `all`.
 inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -16088,7 +16115,7 @@ inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::
   } while (count != 0);
 }
 
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// The second half only. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
 /// Bytes sent: (N - 1) / N of `all`.
 inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -16107,8 +16134,8 @@ inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byt
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
+/// A chain from root to the rank before it, piece by piece, so that all links are busy at once. Every rank but the last
+/// sends the whole data once.
 inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
   const detail::RingSteps ring{c};
   if (c.link.rank == root) return ring.send(data, count);
@@ -16145,7 +16172,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  // The chains use other links than other collectives: so neighbours in the ring first compare their calls.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {
@@ -16173,28 +16200,28 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 #define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_IN_PLACE_HPP
 /// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+/// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
+/// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
+/// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
+/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
+/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
+/// time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's first message to the others.
+/// A rank's first message to the others in a call.
 struct Offer {
   Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
   std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::int64_t came = 0;    ///< arrival time of the rank, by the machine's clock, in ns
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
 /// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
@@ -16208,7 +16235,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of memory reads may decide between the two.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -16243,21 +16270,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call continues here. All ranks reach the same answer.
+  /// Whether the call continues in place. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
+  /// The beginning of a rank's chunk among `count` numbers, the same on all ranks. With more than two ranks all chunks
+  /// are equal, since each rank writes its chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  /// Returns when all ranks are here: all sums are ready, and no rank reads this rank's data any more. `sent(peer)`:
+  /// the bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -16304,8 +16331,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+/// Other ranks' memory is processed in blocks that fit the first-level cache and that memcpy moves with vectors. The
+/// group is checked before each block: a rank that has given up waits until the others no longer use its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -16315,8 +16342,8 @@ inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte*
   }
 }
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's data. `to_all`:
+/// also writes the result at `begin` of every rank's data.
 inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
                             std::size_t count, bool to_all) {
   const auto& reduction = c.reduction;
@@ -16341,7 +16368,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+/// Marks a scope that reads and writes `bytes` of other ranks' memory, and measures its time.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -16364,7 +16391,7 @@ class WorkInPlace {
 /// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; for more ranks, the ring adds in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -16376,7 +16403,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has its own chunk.
+/// all: size * count numbers; each rank contributes its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -16391,7 +16418,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done([&](int) { return bytes; });
 }
 
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, possibly at its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);
@@ -16411,8 +16438,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+/// An algorithm, and when it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` returns
+/// false, with data unchanged, if the ranks find that they can't or should not use it.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -16434,24 +16461,24 @@ inline bool share_memory(const Transport& link) { return link.reaches_peers && l
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+/// With more ranks the ring is faster for longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, unless the ring saves copies, as it does not overwrite data that is still to be sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, where the others take 2 (N - 1) rounds, or 2
+/// with N - 1 messages each. Two ranks need one round anyway. For gradients and parameters bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// The ring has N - 1 rounds here; three ranks have two in both.
+/// The ring has N - 1 rounds here; for three ranks both have two.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// The first row that gains serves a call.
+// The first row whose `gains` is true is used.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -16470,7 +16497,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// The algorithms that a user can request, and where each is possible.
+/// The algorithms that a user can request, and when each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -16507,9 +16534,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
+/// Runs the fastest algorithm for the call. If one was `asked` for, runs that, or the ring if it can't work with this
+/// call's data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called when
+/// one begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {
@@ -16534,7 +16561,7 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -16590,8 +16617,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -16602,7 +16629,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -16617,7 +16644,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -16641,10 +16668,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -16670,7 +16697,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -16680,8 +16707,8 @@ class FlightRecorder {
 // <chorus/comm/engine/in_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_IN_ORDER_HPP
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+/// `InOrder`: runs calls one after another, in the caller's thread or, if asynchronous, in one background thread. A
+/// waiting caller runs the calls that the background thread has not begun: it is awake and its core is free.
 
 namespace chorus::comm {
 
@@ -16695,8 +16722,8 @@ class InOrder final : public Progress {
   /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
+  /// Runs `call` after all earlier ones, returns when it is done and throws its failure. Runs even after an earlier
+  /// failure: `run` makes it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -16709,7 +16736,7 @@ class InOrder final : public Progress {
   }
 
   /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
+  /// be started.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -16732,7 +16759,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  /// Returns `ask()`, called under the lock, if no call runs or waits; otherwise an empty result. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -16761,14 +16788,14 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// The background thread runs the calls that a caller leaves.
+  /// Wakes the background thread for the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
   Call next() {
     const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
+    if (first_ == calls_.size()) {  // keeps the vector's memory
       calls_.clear();
       first_ = 0;
     }
@@ -16804,7 +16831,7 @@ class InOrder final : public Progress {
   const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on are waiting
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;
@@ -16826,7 +16853,7 @@ namespace chorus::comm {
 struct TracedCall {
   std::string name, args;  ///< args: fields of a JSON object
 
-  /// `members`, see World: of a group that is not the whole job.
+  /// `members`, see World: set if the group is not the whole job.
   [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
                            const std::vector<int>& members = {}) {
     const auto& envelope = call.envelope;
@@ -16880,17 +16907,17 @@ class QueuedEngine : public Engine {
 
   /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  /// Tells the other ranks that this one aborts; soon after, the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
   /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` must call it first.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+      new auto(calls_);  // a forked child has no such thread and would wait for ever
   }
 
   InOrder& calls() const { return *calls_; }
@@ -16904,7 +16931,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
+  /// Runs a call and returns its failure. Tells the other ranks this rank's first failure.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();
@@ -16994,8 +17021,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, and passes that to `note`. `names`: the ranks' numbers in
+/// the job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -17078,8 +17105,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
+  /// For the rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce algorithm that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})
@@ -17106,8 +17133,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -17122,7 +17149,7 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/comm/transport/shm_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_TRANSPORT_HPP
-/// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
+/// `ShmTransport`: links through memory that all ranks share, processes or threads.
 ///
 /// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
 /// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
@@ -17132,7 +17159,7 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/comm/transport/far_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FAR_COPY_HPP
-/// `FarCopy`: copies into memory that another core has read, and will read again.
+/// `FarCopy`: copies into memory that another core has read and will read again.
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -17140,11 +17167,10 @@ AnyCommunicator join_thread_group(const World& world);
 
 namespace chorus::comm {
 
-/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
-/// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
-/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
-/// timed.
+/// Ordinary stores must fetch each line back from the other core's cache. If the two share a cache, that is fast, and
+/// the other core then reads from it: an all-reduce between two cores of one Zen 4 complex reaches 20 GB/s, against 8
+/// with streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The cores of threads
+/// are unknown and change, so periodically the beginning of a copy is done both ways and timed.
 class FarCopy {
  public:
   /// The ranges do not overlap. `out` is aligned to 64 bytes.
@@ -17159,7 +17185,7 @@ class FarCopy {
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr std::chrono::nanoseconds slow{sample / 4};  // 4 GB/s
-  static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
+  static constexpr unsigned period = 32;  // copies: the first ones write to untouched memory
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
     std::size_t i = 0;
@@ -17178,11 +17204,11 @@ class FarCopy {
 #endif
   }
 
-  /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
-  /// have to agree.
+  /// 8 KiB of ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; streaming ones 0.2 to 0.8 us, near or far,
+  /// but the reader pays more for them. A sample in which the thread was interrupted is wrong, so two in a row must
+  /// agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);
@@ -17206,14 +17232,14 @@ class FarCopy {
 // <chorus/comm/transport/shared_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_MEMORY_HPP
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map and use directly.
 
 // <chorus/comm/meeting/hmac.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 /// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
-/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
-/// existed.
+/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
+/// the ranks existed.
 
 #include <sys/random.h>
 
@@ -17234,7 +17260,7 @@ inline void fill_random(std::span<std::byte> bytes) {
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
-/// Not 0.
+/// A random number, not 0.
 inline std::uint64_t random_key() {
   std::uint64_t key = 0;
   while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
@@ -17250,7 +17276,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
+/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -17269,7 +17295,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on the place of a difference.
+/// Compares in a time that does not depend on the position of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
@@ -17282,7 +17308,7 @@ inline bool same(const Mac& a, const Mac& b) {
 // <chorus/comm/transport/shared_region.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHARED_REGION_HPP
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+/// `SharedRegion`: memory that several processes map. It has no name, so nothing remains when they die.
 
 #include <sys/resource.h>
 
@@ -17290,7 +17316,7 @@ namespace chorus::comm {
 
 class SharedRegion {
  public:
-  /// Zeroed memory, which takes room only after it has been written.
+  /// Zeroed memory, which takes space only when it is written.
   static SharedRegion create(std::size_t bytes) {
     rlimit most{};  // beyond it the next line but one would end this process
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
@@ -17306,10 +17332,10 @@ class SharedRegion {
     return region;
   }
 
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  /// The region that process `pid` of this machine and user has created with descriptor `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, even a device that reacts to opening.
+    // On another machine the path may be anything, even a device that reacts to being opened.
     char target[64] = {};
     const auto length = readlink(path.c_str(), target, sizeof target - 1);
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
@@ -17317,7 +17343,7 @@ class SharedRegion {
     SharedRegion region;
     region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // An access to memory beyond a file's end would end this process.
+    // An access beyond the end of a file would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
                      " is too small");
     region.map(bytes);
@@ -17337,9 +17363,9 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// Reserves room for a part now: if the machine has none left, writing there later would end this process.
+  /// Allocates a part now: if the machine has no memory left, a later write would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call: a timer's would do so for ever
+    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call; a timer could do so for ever
     for (std::size_t done = 0; done < bytes; done += step) {
       const auto size = static_cast<off_t>(std::min(step, bytes - done));
       int error = EINTR;
@@ -17374,8 +17400,8 @@ namespace chorus::comm {
 /// Memory of this process that other processes can map. Thread-safe.
 class SharedMemory {
  public:
-  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
-  /// child. Throws CommError.
+  /// At least `bytes`, zeroed, aligned to 4096, until its last owner is destroyed. A forked child shares it. Throws
+  /// CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
     region->reserve(0, front + bytes);
@@ -17388,14 +17414,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// The identity of the memory: 0 once its owner has released it.
+  /// The identity of the memory; 0 after its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
+  /// The window on `bytes` at `data`; without a key if they are not in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -17421,7 +17447,7 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
+  void forget(const SharedRegion* region, bool for_all) {  // not called by a child forked from its owner
     const std::lock_guard lock(mutex_);
     if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
@@ -17431,8 +17457,7 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
-/// exists.
+/// The region that contains a window of process `pid`. Throws CommError if it can't be mapped or no longer exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
@@ -17473,8 +17498,8 @@ class MappedWindows {
 // <chorus/comm/transport/shm_board.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SHM_BOARD_HPP
-/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
-/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
+/// `Board`: the messages between ranks that share memory, apart from their data: which ranks are here, which wait for
+/// which, which have aborted. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -17485,7 +17510,7 @@ class MappedWindows {
 
 namespace chorus::comm::detail {
 
-/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+/// Sleeps while `word` is `value`, until `futex_wake` or `limit`; may return spuriously.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
@@ -17506,13 +17531,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// The reason of a sleeping rank.
+/// What a sleeping rank waits for.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
-    for_data,    ///< of `rank`
+    for_data,    ///< from `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank with the name `rank` and without a seat here
+    for_another  ///< for a rank named `rank`, which has no seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -17522,13 +17547,13 @@ struct alignas(8) Waiting {
 // Both lie in zeroed memory that several processes map.
 
 struct alignas(64) Seat {
-  std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
+  std::atomic<std::uint32_t> bell;   ///< incremented to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
   std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // On the board of a whole job: the same for its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have their own boards.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -17536,7 +17561,7 @@ struct alignas(64) Seat {
 struct Board {
   enum Verdict : std::uint32_t { all_is_well, being_written, given_up };
 
-  std::uint64_t key;             ///< random: shows that a process has opened the right region
+  std::uint64_t key;             ///< random: proves that a process has opened the right region
   std::atomic<Verdict> verdict;  ///< given_up: `culprit` and `reason` are written
   std::int32_t culprit;
   FixedText<1024> reason;
@@ -17544,7 +17569,7 @@ struct Board {
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
-static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
+static_assert(alignof(Waiting) == sizeof(Waiting));  // otherwise clang calls libatomic, which is not linked
 
 /// One rank's place at a board, from taking its seat until leaving.
 class Place {
@@ -17578,8 +17603,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
-  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
+  /// The numbers of the group's ranks in messages, if the group is a part of the job. Otherwise it is the job, and its
+  /// board records for whom ranks wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -17594,10 +17619,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
-  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
-  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if `may_spin`, then sleeps. While it sleeps,
+  /// its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads
+  /// the seat afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so
+  /// one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -17606,7 +17631,7 @@ class Place {
         spin_pause();
       }
       if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this very core
+      sched_yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -17617,7 +17642,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -17625,43 +17650,41 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
+  /// Throws if `peer` has left and `flag` is unchanged: all data that a rank sent before it left have arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
     check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
-  /// no longer.
+  /// Records, periodically, that this rank waits for the rank with this name, which has no seat here; -1: no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
-  /// far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name, with the duration so far. May
+  /// throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
-  /// Throws if a rank has given up.
+  /// Throws if a rank has aborted.
   void check() const {
     if (board_.verdict.load() == Board::given_up)
       fail<LinkError>("rank ", board_.culprit, " gave up: ", board_.reason.view());
   }
 
-  /// The same where a process has ended.
+  /// Also throws if a process has ended.
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
-  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
-  /// consistent).
+  /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
+  /// either it sees that a rank has aborted, or that rank sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
-  /// deadline for a rank that stands still in the middle of it.
+  /// After a rank has aborted: returns when no other rank works in this one's memory any more. Waits until the deadline
+  /// for a rank that is stopped meanwhile.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -17670,7 +17693,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This rank gives up. From any thread.
+  /// Aborts the group in this rank's name. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -17751,7 +17774,7 @@ class Place {
     }
     return text;
   }
-  /// This board's news of a rank of the job: for whom it waits.
+  /// What this board knows of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -17777,7 +17800,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before sleeping; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail
@@ -17803,7 +17826,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
+  /// A region for these ranks. Only the ring's part is allocated now. Throws CommError if there is no memory.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -17823,7 +17846,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Records, before anyone takes a seat, the process of a rank.
+  /// Records a rank's process, before any rank takes a seat.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -17856,7 +17879,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
+    take_room(peer, rank, room_received_, received_, 0);  // the sender has reserved the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -17918,7 +17941,7 @@ class ShmTransport final : public Transport {
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
-  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // allocated bytes, by peer and slot
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
   static constexpr std::size_t queue_begin(int from, int to, int size) {
@@ -17990,7 +18013,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // A failed one stays until all have learned of it, or one of them tries again.
+    // A failed group stays until all its ranks know of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -18005,7 +18028,7 @@ class ThreadRendezvous {
     if (last && group->failure.empty()) {
       try {
         group->ranks = ranks_in_threads(world.size, world.timeout, world.members, world.all_reduce);
-      } catch (const std::exception& error) {  // they all hear of it
+      } catch (const std::exception& error) {  // all ranks get the error
         group->failure = error.what();
       }
     }
@@ -18067,13 +18090,13 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/meeting/rendezvous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_HPP
-/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
+/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same result.
 /// Their messages are in rendezvous_messages.hpp.
 
 // <chorus/comm/meeting/acceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anybody, although only some are wanted.
+/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
 
 // <chorus/comm/transport/socket.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
@@ -18090,8 +18113,8 @@ CHORUS_INLINE AnyCommunicator join_thread_group(const World& world) {
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
-/// lasts as long as the system's settings say, usually half a minute.
+/// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
+/// long as the system's settings allow, usually half a minute.
 
 namespace chorus::comm::detail {
 
@@ -18115,14 +18138,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
+/// Removes the brackets of an IPv6 address, as in `[::1]`; returns other names unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
+/// Returns nothing at the deadline. A numeric address is parsed at once. A name is looked up in a thread, which lives
+/// until the system has answered, as getaddrinfo can't be cancelled. Throws CommError if there can be no thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {
@@ -18171,14 +18194,14 @@ class Tls {
   ~Tls();
 
   /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
-  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
+  /// the other side's proof fails. After a partial `send` the caller must pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
+  /// The event that the last call without progress waits for: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and have not been received.
+  /// Whether bytes have been read from the socket but not received yet.
   bool holds_bytes() const;
-  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has just ended.
   std::string trouble() const;
 
  private:
@@ -18192,7 +18215,7 @@ class Tls {
   const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
-  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::vector<char> out_;   ///< encrypted, several records: a system call for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
   std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key
@@ -18345,7 +18368,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // the reason of the refusal, for the other side
+    flush();  // sends the reason to the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -18379,7 +18402,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends the encrypted data; true once all of them have gone.
+/// Sends the encrypted data; returns true when all have been sent.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {
@@ -18428,7 +18451,7 @@ CHORUS_INLINE std::string Tls::trouble() const { return trouble_; }
 
 namespace chorus::comm {
 
-/// For poll; at most 1000 s.
+/// A timeout for poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -18456,7 +18479,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent any bytes.
+  /// Whether it is a valid address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -18470,7 +18493,7 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
-  /// In numbers, without the port.
+  /// The numeric address without the port.
   std::string host() const {
     char text[NI_MAXHOST] = "?";
     getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
@@ -18500,8 +18523,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
-  /// own.
+  /// Whether other machines resolve this name to another address: Debian's /etc/hosts maps a machine's own name to
+  /// 127.0.1.1.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -18518,7 +18541,7 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
-  /// Takes over a socket that someone else has made.
+  /// Takes ownership of a socket that was made elsewhere.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -18535,7 +18558,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: its new owner closes it.
+  /// Releases ownership: the caller closes the socket.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -18554,15 +18577,20 @@ class Socket {
     return socket;
   }
 
-  /// A connection that is under way, or an empty socket with errno set.
+  /// Begins a connection; returns an empty socket with errno set on failure.
   static Socket begin_connect(const Address& address) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+<<<<<<< HEAD
   /// listener can be connected to itself: that does not count.
   [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
+=======
+  /// listener can be connected to itself, which is not accepted.
+  static Socket connect(const Address& address, Deadline deadline) {
+>>>>>>> w_text2
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
@@ -18571,7 +18599,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// Its error, once.
+  /// The socket's error, which is then cleared.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -18584,10 +18612,10 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
-  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace data (BBR, the
+  /// default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
-    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    constexpr std::string_view plain = "reno";  // every kernel has it and allows it to everyone
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
   }
   Address local() const {
@@ -18601,8 +18629,8 @@ class Socket {
     return address;
   }
 
-  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
-  /// move bytes. Throws as Tls does.
+  /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
+  /// bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
@@ -18640,7 +18668,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false if the connection ends or the deadline comes first.
+  /// Moves all bytes; returns false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -18658,7 +18686,7 @@ class Socket {
     return true;
   }
 
-  /// False at the deadline.
+  /// Returns false at the deadline.
   bool wait(short event, Deadline deadline) const {
     if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
     pollfd entry{fd_, needs(event), 0};
@@ -18666,7 +18694,7 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
+  /// Whether the other end has closed and all its data have been read, or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -18696,8 +18724,8 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 
 namespace chorus::comm {
 
-/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
-/// that an overheard proof is useless.
+/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
+/// so that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
   std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
@@ -18722,14 +18750,14 @@ struct Accepted {
   }
 };
 
-/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
-/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
-/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
-/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
-/// ones are not accepted.
+/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
+/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
+/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
+/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
+/// no new ones are accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -18760,7 +18788,7 @@ class Acceptor {
 
   /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// The reason for the last of them, if known.
+  /// The reason of the last such end, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -18780,8 +18808,13 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
+<<<<<<< HEAD
   /// Accepts all connections that wait at the listener. False if some may be left.
   [[gnu::cold]] bool accept_all() {
+=======
+  /// Accepts all connections that wait at the listener. Returns false if some may be left.
+  bool accept_all() {
+>>>>>>> w_text2
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -18801,8 +18834,13 @@ class Acceptor {
     }
   }
 
+<<<<<<< HEAD
   /// Closes the connections whose time is over; they are in the order of arrival.
   [[gnu::cold]] bool make_room() {
+=======
+  /// Closes the connections whose time is over; they are in order of arrival.
+  bool make_room() {
+>>>>>>> w_text2
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -18812,8 +18850,13 @@ class Acceptor {
     return some;
   }
 
+<<<<<<< HEAD
   /// Waits until a connection has data. True if it is time to return.
   [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+=======
+  /// Waits until a connection has data. Returns true if `next` must return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+>>>>>>> w_text2
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
@@ -18858,7 +18901,7 @@ class Acceptor {
 ///
 /// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
 /// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
-/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// it knows the token, which is never sent; a proof is valid for one connection. Outside of loopback a token is
 /// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
 /// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
 /// switches it on for loopback, too.
@@ -18891,7 +18934,7 @@ struct Answer {
 };
 static_assert(is_message<Answer, 1096>);
 
-/// All of a message but its proof, which comes last.
+/// A message without its proof, which comes last.
 template <class Message>
 std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
@@ -18928,8 +18971,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
-/// the other side requires no encryption although it is obligatory.
+/// The connecting side answers the other side's challenge. Throws CommError, naming `who` and `there`, if the other
+/// side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -18939,7 +18982,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
+/// The address at which the other ranks reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
@@ -18953,7 +18996,7 @@ inline std::uint64_t fnv_1a(std::string_view text) {
   return hash;
 }
 
-/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+/// An id that is equal for processes that can open each other's memory: one boot of one kernel, one pid namespace.
 inline std::uint64_t machine_id() {
   char text[256] = {};
   if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
@@ -18974,7 +19017,7 @@ struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
+  std::array<Address, max_ranks> addresses;  ///< tcp: the address of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
   bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
@@ -18984,7 +19027,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// The time in which a rank whose connection has ended may return before it counts as gone.
+/// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -19027,7 +19070,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // the agreement needs descriptors that strangers may hold
+    acceptor.reset();  // frees descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -19067,7 +19110,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or the reason for a refusal.
+  /// Accepts a rank, or returns the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -19138,8 +19181,13 @@ class Host {
     return meeting;
   }
 
+<<<<<<< HEAD
   /// If there is none: false, and a notice; an error if it was requested.
   [[gnu::cold]] bool make_region(Meeting& meeting) {
+=======
+  /// Returns false, with a notice, if there is no shared memory; throws if it was requested.
+  bool make_region(Meeting& meeting) {
+>>>>>>> w_text2
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;
@@ -19175,7 +19223,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< connections with another hello
+  std::size_t strangers_ = 0;  ///< connections with an invalid hello
   bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
@@ -19243,7 +19291,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 learns of it and decides for all.
+      // Rank 0 learns the result and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));
@@ -19265,9 +19313,9 @@ class Host {
 // <chorus/comm/transport/tcp_transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TCP_TRANSPORT_HPP
-/// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
-/// process that dies closes both; the others see the news connection end without a goodbye.
+/// `TcpTransport`: links over TCP. Two ranks have two connections: one carries pieces, the other one news about the
+/// rank itself, which must not wait for data: that it leaves, aborts, or has long waited for another rank. A process
+/// that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -19303,10 +19351,10 @@ class TcpTransport final : public Transport {
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
-    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t sent = 0;                        ///< bytes of the first slot that have been sent
+    detail::PieceHead head;                      ///< of the arriving piece
     std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
-    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
     detail::News last;  ///< the last news
@@ -19321,8 +19369,8 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
-  /// that it is gone, nor in a process that was forked from it.
+  /// Announces that this rank leaves: not if it has never been connected to all, since the others must learn that it is
+  /// gone, and not in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
@@ -19371,8 +19419,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
-  /// its news unread that they queue up here is not told: reasons for giving up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; `nobody`: no longer. A peer whose unread news pile up
+  /// here is not told: that room is kept for reasons of an abort.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -19387,15 +19435,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; called with `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
-  /// rank tells each other one, and on a busy machine that takes longer than the wait.
+  /// The time before a wait is announced: the others must know by their own deadlines. Earlier announcements would cost
+  /// more than the wait on a busy machine, since each rank tells every other one.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
+  /// Sends without waiting; if data are left, waits for room for at most `most`. Returns false if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -19416,7 +19464,7 @@ class TcpTransport final : public Transport {
 
  private:
   static constexpr std::size_t alignment = 64;
-  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
+  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head is right in front of its data
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   Peer& receiving_from(int peer) {
@@ -19467,7 +19515,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives the arrived data; true once a whole piece has arrived.
+  /// Receives the arrived data; returns true when a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -19502,7 +19550,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
+  /// Returns when `goal` is reached; meanwhile sends to other peers with room, and reads the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -19534,7 +19582,7 @@ class TcpTransport final : public Transport {
     if (meanwhile) meanwhile(nobody);
   }
 
-  /// Throws if a rank has died or given up.
+  /// Throws if a rank has died or aborted.
   void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {
@@ -19590,10 +19638,17 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
+<<<<<<< HEAD
   /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
   /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
   /// region, for example under another user, none of them uses it. Throws CommError.
   [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
+=======
+  /// `tcp` joins all ranks. They exchange their machines' ids, and the ranks of one machine map a region.
+  /// CHORUS_HOST_ID replaces a process's machine id, for tests. If one of a machine's ranks can't map the region, for
+  /// example under another user, none of them uses it. Throws CommError.
+  explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
+>>>>>>> w_text2
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
         tcp_(std::move(tcp)),
@@ -19700,7 +19755,7 @@ class HybridTransport final : public Transport {
     shm_->may_spin = may_spin;
     return *shm_;
   }
-  /// A rank that waits inside of the machine also hears the other machines, and both learn for whom it waits.
+  /// A rank that waits inside its machine also listens to the other machines, and both learn for whom it waits.
   void listen_on_both_sides() {
     tcp_->meanwhile = [this](int peer) { shm_->place().waits_elsewhere(peer); };
     shm_->place().meanwhile = [this](int peer, Clock::duration waited) {
@@ -19755,7 +19810,7 @@ class HybridTransport final : public Transport {
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it answers with a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -19767,7 +19822,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to an earlier rank, on its way.
+/// A connection to a lower rank that is being made.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -19788,11 +19843,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
-  /// name of the rank.
+  /// Proceeds without waiting; returns true when both sides have proved that they know the token. Throws CommError with
+  /// the name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so if the connection has ended in good order
+      errno = 0;  // stays 0 if the connection has been closed in order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -19837,9 +19892,8 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
-/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
-/// that cannot be reached.
+/// Connects the sockets of `peers[rank]` for all other ranks. Every rank connects to lower ranks and accepts higher
+/// ones, all concurrently. Throws CommError with the name of a rank that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -19852,7 +19906,7 @@ class MeshCall {
 
   Acceptor acceptor(meeting.listener, sizeof(detail::MeshHello), detail::magic, meeting.encrypted, world.token);
   std::vector<pollfd> events;
-  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  std::exception_ptr failed;  // thrown later: the others must first know this rank
   Deadline fails_at{};
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
     std::erase_if(calls, [&](detail::MeshCall& call) {
@@ -20029,25 +20083,25 @@ std::from_chars_result from_chars(const char* first, const char* last, Number& v
 // <chorus/launch/device_list.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_DEVICE_LIST_HPP
-/// `DeviceList`: the devices that a run is to use, as `--device 0,1` names them.
+/// `DeviceList`: the devices of a run, as named by `--device 0,1`.
 
 namespace chorus {
 
-/// Numbers of devices, each once, of a kind. Under DataParallel the first holds the model; where each process has one,
-/// the rank on its machine says which.
+/// Different numbers of devices of one kind. Under DataParallel the first holds the model; if each process has one
+/// device, its local rank is the index.
 struct DeviceList {
   std::string kind = {};      ///< "cpu" or "cuda"; empty: the model's
-  std::vector<int> ids = {};  ///< empty: of the kind, as many as the run has
+  std::vector<int> ids = {};  ///< empty: as many of the kind as the run has
 
   static constexpr int most = 64;  ///< of a kind
 
-  /// From `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
+  /// Parses `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
   static DeviceList of(std::string_view what, std::string_view text);
-  /// Throws UsageError, which names `what`, for an unknown kind, and for numbers out of range or named twice.
+  /// Throws UsageError that names `what` for an unknown kind, and for numbers that are out of range or repeated.
   void check(std::string_view what) const;
 
   int size() const { return static_cast<int>(ids.size()); }
-  /// `cpu:0,1`, as it is read.
+  /// `cpu:0,1`, as `of` parses it.
   std::string text() const {
     std::string numbers;
     for (const int id : ids) numbers += cat(numbers.empty() ? "" : ",", id);
@@ -20107,7 +20161,7 @@ struct DeviceList {
 // <chorus/launch/message.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_MESSAGE_HPP
-/// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
+/// The launcher's messages, in printf's form: the compiler checks it, and it compiles fastest.
 
 // <chorus/core/say.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
@@ -20220,41 +20274,41 @@ CHORUS_INLINE void usage_error(const char* form, ...) {
 // <chorus/launch/run_listener.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RUN_LISTENER_HPP
-/// Who records runs: `launch` tells it of each rank and knows nothing else of it. <chorus/trace.hpp> brings one.
+/// The recorder of runs: `launch` reports each rank to it. <chorus/trace.hpp> registers one.
 
 namespace chorus {
 
-/// Which steps of a run are recorded, and where to.
+/// Which steps of a run are recorded, and in which file.
 struct TraceOptions {
-  std::string path = {};        ///< of the file; empty: none is
-  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
+  std::string path = {};        ///< of the file; empty: no trace
+  std::int64_t first_step = 5;  ///< when buckets, memory and caches are warm
   std::int64_t steps = 3;
-  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
+  bool ring_steps = false;  ///< also each step of each collective, with its first number: many events
 
-  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
+  /// Parses `FIRST:COUNT`, such as `5:3`. Throws UsageError that names `what`.
   void set_steps(std::string_view what, std::string_view text);
 };
 
-/// The process that is recorded.
+/// The recorded process.
 struct TracedProcess {
   std::string policy = "single";
-  bool distributed = false;  ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;   ///< where it is distributed
+  bool distributed = false;  ///< one rank of several: all events in this process are that rank's
+  int rank = 0, ranks = 1;   ///< if distributed
   std::string device_kind = "cpu";
-  int first_slot = 0;  ///< of the kind of devices, see trace_slot
+  int first_slot = 0;  ///< of this kind of device, see trace_slot
 };
 
 namespace detail {
 
-/// What `launch` calls where a trace is asked for.
+/// The functions that `launch` calls if a trace is requested.
 struct RunListener {
-  /// Before the body of a rank, or of a policy of one process. What it returns goes once the body has returned and the
-  /// communicator is closed. May throw: then the body is not called.
+  /// Called before the body of a rank, or of a policy of one process. The returned object is destroyed after the body
+  /// has returned and the communicator is closed. May throw: then the body is not called.
   std::shared_ptr<void> (*rank_begins)(const TraceOptions& asked, const TracedProcess& process) = nullptr;
-  /// In the process that has started `ranks` ranks, when all of them have ended: some may have been killed.
+  /// Called in the process that has started `ranks` ranks, when all have ended: some may have been killed.
   void (*ranks_have_ended)(const TraceOptions& asked, int ranks) = nullptr;
 };
-/// Null functions: a program without any. Set before main begins.
+/// Null functions in a program without a recorder. Set before main begins.
 inline constinit RunListener run_listener = {};
 
 }  // namespace detail
@@ -20279,7 +20333,7 @@ class Store;
 }
 
 namespace detail {
-/// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
+/// Parses all of `text` as a number; throws UsageError with `what` and the text otherwise.
 template <class Number>
 Number to_number(const char* what, std::string_view text) {
   Number number{};
@@ -20296,22 +20350,22 @@ Number to_number(const char* what, std::string_view text) {
 }
 }  // namespace detail
 
-/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. What follows `--` is left alone.
-/// The last one counts where an option is repeated. A value that starts with `--` has to be written `--name=--value`.
+/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. Words after `--` are ignored. If
+/// an option is repeated, the last one counts. A value that starts with `--` must be written `--name=--value`.
 class Arguments {
  public:
   Arguments() = default;
-  /// `argv` is kept, not copied.
+  /// Keeps `argv`, without a copy.
   Arguments(int argc, const char* const* argv);
 
-  /// The value of `--name`, or nothing where the option is not given; a missing value is a UsageError.
+  /// The value of `--name`, or nothing if the option is not given; a missing value is a UsageError.
   std::optional<std::string_view> find(const char* name);
   /// Whether `--name` is given.
   bool has(const char* name);
-  /// The options that nobody has asked for so far, each after a blank.
+  /// The options that have not been read so far, each after a space.
   std::string unused() const;
-  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
-  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  /// Throws UsageError if an option that has not been read looks like one that was read but is not given: one letter
+  /// off, or two if that name has seven or more; swapped neighbours count as one.
   void refuse_misspelt() const;
 
  private:
@@ -20323,23 +20377,23 @@ class Arguments {
   const char* const* argv_ = nullptr;
   int count_ = 0;
   std::vector<char> used_;
-  std::vector<std::string> missing_;  // names that were asked for and are not given
+  std::vector<std::string> missing_;  // names that were read but are not given
 };
 
-/// What `launch` has to know; what is left open has a default.
+/// Options of `launch`; unset ones have defaults.
 struct LaunchOptions {
   std::optional<int> devices;                        ///< devices of this process, or processes under DDP
-  std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
+  std::uint64_t seed = 0;                            ///< of everything random, including initial parameters
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
-  /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
+  /// The devices, see DeviceList: as many as it names, on each machine; if not set, those from 0 on.
   std::optional<DeviceList> device_ids = {};
-  /// Of a few steps; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else none. In programs
+  /// A trace of a few steps; without a path CHORUS_TRACE, CHORUS_TRACE_STEPS and CHORUS_TRACE_RING apply. For programs
   /// that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
   TraceOptions trace = {};
-  /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
-  /// CHORUS_GRACE, else 3 s.
+  /// The time between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has
+  /// started; if not set CHORUS_GRACE, else 3 s.
   std::optional<std::chrono::milliseconds> grace = {};
 
   static constexpr int most_devices = comm::max_ranks;
@@ -20348,19 +20402,24 @@ struct LaunchOptions {
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
+<<<<<<< HEAD
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   [[gnu::cold]] void complete();
+=======
+  /// Throws UsageError for invalid options; fills in the timeout, the backend and the all-reduce.
+  void complete();
+>>>>>>> w_text2
 
-  /// Devices that were asked for, by their number or by a list; of one machine.
+  /// The requested number of devices, given as a number or a list; of one machine.
   std::optional<int> asked_devices() const {
     return device_ids && !device_ids->ids.empty() ? device_ids->size() : devices;
   }
 };
 
-/// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
+/// The default number of devices: 2, or 1 if this process may use only one core.
 int default_devices();
 
-/// One process of a program: what `launch` hands to the body. Without a launcher, or where the policy needs no
+/// One process of a program, which `launch` passes to the body. Without a launcher, or if the policy needs no
 /// processes, it is rank 0 of 1.
 class Run {
  public:
@@ -20368,10 +20427,10 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// The value of `--name value` or `--name=value`. Throws UsageError where it is missing.
+  /// The value of `--name value` or `--name=value`. Throws UsageError if it is missing.
   std::string option(const char* name);
   std::string option(const char* name, const char* fallback);
-  /// A number, of the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError where the value is none.
+  /// A number, with the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError if the value is not a number.
   template <class Number>
     requires std::is_arithmetic_v<Number>
   Number option(const char* name, Number fallback) {
@@ -20384,39 +20443,39 @@ class Run {
   int rank() const { return world_.rank; }
   int world_size() const { return world_.size; }
   int local_rank() const { return world_.local_rank; }
-  /// Whether this is rank 0, the one that prints and writes files.
+  /// Whether this is rank 0, which prints and writes files.
   bool is_main() const { return world_.rank == 0; }
 
-  /// Devices of the whole run: ranks where there are several, else those of `--device` or `--devices`, else `fallback`.
+  /// The devices of the whole run: ranks if there are several, else from `--device` or `--devices`, else `fallback`.
   int devices(int fallback = default_devices()) const {
     return world_.size > 1 ? world_.size : options_.asked_devices().value_or(fallback);
   }
-  /// Their numbers on this machine, where `--device` names them; else none.
+  /// The device numbers on this machine, if `--device` names them; else empty.
   std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
-  /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
-  /// named. Throws UsageError where fewer are named than this machine has processes.
+  /// The device of this process, or, under DataParallel, of the model; empty if none is named. Throws UsageError if
+  /// fewer are named than this machine has processes.
   std::optional<int> own_device() const;
   std::uint64_t seed() const { return options_.seed; }
 
   const comm::World& world() const { return world_; }
-  /// The connection to the other ranks, made at the first call, in which all of them have to take part.
-  /// Throws CommError where they don't meet.
+  /// The connection to the other ranks, made in the first call, which is collective. Throws CommError if they don't
+  /// meet.
   comm::AnyCommunicator& communicator();
-  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
-  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  /// Keys and values that the ranks share, made in the first call, which is collective. For programs that include
+  /// <chorus/comm/store.hpp>. Throws CommError if rank 0 cannot hold them.
   template <class Store = comm::Store>
   Store& store() {
     static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
-  /// Tells the ranks that this one is connected to, if any, that it fails, and why.
+  /// Tells the connected ranks, if any, that this one fails, and why.
   void abort(std::string_view why) noexcept;
 
-  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
-  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  /// Throws UsageError for an option that looks misspelt: with `--devcies 8` a program would train on one device for
+  /// hours. Policies call it when a net is built, because a program has read its options by then.
   void check_options() const { arguments_.refuse_misspelt(); }
-  /// Options of the command line that the program has not asked for, each after a blank.
+  /// Options of the command line that the program has not read, each after a space.
   std::string unused_options() const { return arguments_.unused(); }
 
  private:
@@ -20438,13 +20497,13 @@ class Run {
 // <chorus/launch/world_from_environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
-/// Which rank this process is, when a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
+/// Which rank this process is, if a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
 
 namespace chorus {
 
 namespace detail {
 
-/// The whole of `text` as a number in [low, high], or nothing.
+/// Parses all of `text` as a number in [low, high]; otherwise returns nothing.
 inline std::optional<int> whole_number(std::string_view text, int low, int high) {
   int number = 0;
   const char* end = text.data() + text.size();
@@ -20453,7 +20512,7 @@ inline std::optional<int> whole_number(std::string_view text, int low, int high)
   return number;
 }
 
-/// The same from the environment, or nothing where the variable is not set.
+/// The same from the environment; nothing if the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
@@ -20464,19 +20523,25 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
   return number;
 }
 
-/// What a launcher says about this process, before an address is known.
+/// A launcher's facts about this process, before an address is known.
 struct Seat {
   int rank, size;
   std::optional<int> local_rank, local_size;
   const char* local_rank_name;
-  std::string job = {};  ///< the same in all ranks of a job, another one in another job
+  std::string job = {};  ///< the same in all ranks of a job, different in other jobs
 };
 
 inline constexpr int most_ranks = 1 << 20;
 
+<<<<<<< HEAD
 /// Reads the variables of one launcher; nothing if neither rank nor size is there.
-[[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
+[[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name,
+                                                   const char* local_rank_name, const char* local_size_name) {
+=======
+/// Reads the variables of one launcher; nothing if neither rank nor size is set.
+inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
                                      const char* local_size_name) {
+>>>>>>> w_text2
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
@@ -20494,21 +20559,26 @@ inline constexpr int most_ranks = 1 << 20;
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
+<<<<<<< HEAD
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
 [[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
+=======
+/// mpirun or srun: rank, size, and an id of the job.
+inline std::optional<Seat> seat_of_mpi_or_slurm() {
+>>>>>>> w_text2
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");
     seat->job = job != nullptr ? job : format("%d", getppid());
     return seat;
   }
-  // srun sets PMI_* too, for a single interactive shell as well; MPICH's mpirun alone gives the place in the host.
+  // srun sets PMI_*, too, even for a single interactive shell; only MPICH's mpirun also sets the local rank.
   auto seat = read_seat("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   if (seat && (seat->size > 1 || seat->local_size)) {
     seat->job = format("%d", getppid());
     return seat;
   }
-  // A batch script or an salloc shell has SLURM_NTASKS too; only what srun itself started has a step.
+  // A batch script or an salloc shell has SLURM_NTASKS, too; only processes that srun started have a step.
   const char* job = env("SLURM_JOB_ID");
   const char* step = env("SLURM_STEP_ID");
   const char* size_name = env("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
@@ -20536,7 +20606,7 @@ inline int listening_socket() {
   return fd;
 }
 
-/// A port in [20000, 32000), below the range that systems give out by themselves; FNV-1a of the job's name.
+/// A port in [20000, 32000), below the ephemeral ports, from an FNV-1a hash of the job's name.
 inline int port_of_job(std::string_view job) {
   std::uint32_t hash = 2166136261u;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -20545,15 +20615,15 @@ inline int port_of_job(std::string_view job) {
 
 }  // namespace detail
 
-/// The world that a launcher has put this process in, or nothing where none has.
+/// The world in which a launcher has started this process, or nothing without a launcher.
 ///
-/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. Where torchrun itself
+/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. If torchrun itself
 ///   listens on MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True), ranks meet at MASTER_PORT + 1.
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
-///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
+///   if srun started several tasks). MASTER_ADDR and MASTER_PORT apply here, too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
-/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback; there it is also the key of
-/// what they send, unless CHORUS_TLS=0.
+/// CHORUS_TOKEN is the job's secret, required if MASTER_ADDR is not on loopback; there it is also the key of the ranks'
+/// encryption, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 [[gnu::cold]] inline std::optional<comm::World> world_from_environment() {
@@ -20650,9 +20720,15 @@ CHORUS_INLINE std::string Arguments::unused() const {
 }
 
 namespace detail {
+<<<<<<< HEAD
 /// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
 /// alignment distance (Damerau 1964).
 [[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
+=======
+/// The number of letters that are inserted, deleted, changed, or swapped with a neighbour between two words: the
+/// optimal string alignment distance (Damerau 1964).
+inline std::size_t misspellings(std::string_view a, std::string_view b) {
+>>>>>>> w_text2
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -20687,7 +20763,7 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
   }
 }
 
-// What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.
+// The text after `--name` in word i: empty or `=value`; null if that is another option.
 CHORUS_INLINE const char* Arguments::after_name(int i, const char* name) const {
   const std::size_t length = std::strlen(name);
   const char* text = argv_[i + 1];
@@ -20709,7 +20785,7 @@ inline std::chrono::milliseconds grace_of(const char* what, std::string_view tex
   if (!(value >= 0 && value <= 3600)) usage_error("%s must be a number of seconds from 0 to 3600, got %g", what, value);
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
-/// `read(text)`, which throws UsageError; then with `what` before it.
+/// Calls `read(text)`; adds `what` in front of its UsageError.
 template <class Read>
 auto named(const char* what, std::string_view text, const Read& read) {
   try {
@@ -20797,7 +20873,7 @@ CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
     world_.backend = *options_.backend;
     communicator_.emplace(comm::connect(world_));
-    world_.listen_fd = -1;  // it took that over
+    world_.listen_fd = -1;  // connect has closed or kept it
   }
   return *communicator_;
 }
@@ -20828,8 +20904,8 @@ namespace chorus {
 
 namespace detail {
 
-/// Tensors go to this process's device by default: that of `--device`; else each rank of a machine has a GPU of its
-/// own, as far as there are enough.
+/// Sets the default device of tensors in this process: that of `--device`; otherwise each rank of a machine has its own
+/// GPU, if there are enough.
 template <class Net>
 void choose_default_device(const Run& run) {
 #if CHORUS_USE_CUDA
@@ -20842,7 +20918,7 @@ void choose_default_device(const Run& run) {
   Cpu::default_index() = run.own_device().value_or(0);
 }
 
-/// A program's body without its type.
+/// A program's body with its type erased.
 struct LaunchBody {
   const void* body;
   int (*call)(const void* body, Run& run);
@@ -20862,14 +20938,14 @@ struct LaunchBody {
   }
 };
 
-/// What is launched.
+/// Facts about the launched policy.
 struct LaunchedPolicy {
   const char* name;
   bool distributed;
   const char* device_kind = "cpu";
-  int first_slot = 0;  ///< of its devices' kind, see trace_slot
+  int first_slot = 0;  ///< of this kind of device, see trace_slot
   bool one_device = false;
-  void (*require)(int device) = [](int) {};  ///< throws DeviceError where this machine has no such device
+  void (*require)(int device) = [](int) {};  ///< throws DeviceError if this machine has no such device
 
   template <class Net>
   static LaunchedPolicy of() {
@@ -20891,37 +20967,37 @@ struct LaunchedPolicy {
   }
 };
 
-/// Both forms of `launch`; without options they are read from the command line.
+/// Both forms of `launch`; if `options` is null, it reads them from the command line.
 int launch(LaunchedPolicy policy, int argc, char** argv, const LaunchOptions* options, LaunchBody body);
 
 }  // namespace detail
 
-/// Runs `body(run)` under the policy `Net` with options that the program has read by itself; returns main's status.
-/// `Net::distributed` says whether its devices are processes. If not, the body is called here. If so and torchrun,
-/// mpirun or srun has started this process (see world_from_environment), it is called here as that rank; else
-/// `options.devices` processes of this same program with the same arguments are started and watched. Call it early in
-/// main: what stands before it happens in every process. It calls manual_seed(options.seed).
+/// Runs `body(run)` under the policy `Net` with the given options; returns main's status. `Net::distributed` says
+/// whether its devices are processes. If not, the body is called here. If so and torchrun, mpirun or srun has started
+/// this process (see world_from_environment), the body is called here as that rank. Otherwise starts and supervises
+/// `options.devices` processes of the same program with the same arguments. Call it early in main: code before it runs
+/// in every process. It calls manual_seed(options.seed).
 ///
-/// main may call it again, for another setting or another policy. A process that one of its calls has started runs that
-/// call's body alone: the calls before it return what they returned to main in the starting process, those after it
-/// what its own returned, and their bodies don't run; so what bodies leave in variables of main is seen within one call
-/// at most. Where a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
-/// inside the body of another one throws UsageError; so does, on a rank, one that is not what the starting process
-/// called: another policy, or another number of devices.
+/// main may call it again, with other options or another policy. A process that one of its calls has started runs only
+/// that call's body: earlier calls return the status that they returned in the starting process, later ones return this
+/// call's status, and their bodies don't run. So variables of main that a body changes are seen within one call at
+/// most. If a launcher has started the processes, each makes every call, and the ranks meet anew for each. A call
+/// inside another call's body throws UsageError; so does a call on a rank that differs from the starting process's
+/// call: another policy, or another number of devices.
 ///
-/// `body` takes a Run& and returns nothing or a status. What it throws is printed, and the other ranks are told:
-/// UsageError gives status 2, CommError 76, others 1, and so does a standard output that has not taken all that was
-/// printed; a rank killed by a signal gives 128 + its number, as does a signal to the program itself.
+/// `body` takes a Run& and returns nothing or a status. Its exception is printed, and the other ranks are told:
+/// UsageError gives status 2, CommError 76, others 1. A standard output that could not take everything printed gives 1.
+/// A rank killed by a signal gives 128 + the signal's number, as does a signal to the program itself.
 template <class Net, class Body>
 int launch(int argc, char** argv, const LaunchOptions& options, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, &options, detail::LaunchBody::of<Net>(body));
 }
 
 /// The same, with `--devices N`, `--device LIST`, `--seed S`, `--timeout SECONDS`, `--grace SECONDS`, `--backend NAME`,
-/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` read from the command
-/// line. Other options belong to the program, which asks for them with `run.option(name)`; one that looks like a
-/// misspelling is refused where the net is built (Run::check_options), one that it never asked for is named at the end.
-/// `--trace` is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
+/// `--all-reduce NAME`, `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring` and `--help` from the command line.
+/// Other options belong to the program, which reads them with `run.option(name)`. An option that looks misspelt is
+/// refused when the net is built (Run::check_options); one that the program never reads is named at the end. `--trace`
+/// is for programs that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
 template <class Net, class Body>
 int launch(int argc, char** argv, Body&& body) {
   return detail::launch(detail::LaunchedPolicy::of<Net>(), argc, argv, nullptr, detail::LaunchBody::of<Net>(body));
@@ -20958,27 +21034,27 @@ namespace chorus::detail {
 // <chorus/launch/supervisor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
-/// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
-/// are passed on, and nobody outlives the supervisor. `supervisor_link.hpp` is the rank's end of this.
+/// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
+/// signals are passed on, and no rank outlives the supervisor. `supervisor_link.hpp` is the rank's end.
 
 #include <sys/wait.h>
 
 // <chorus/launch/console.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
-/// `Console`: what a launcher writes for its reader, who may stand still (Ctrl-S on a terminal, a pipe that nobody
-/// reads) without keeping the launcher from its ranks.
+/// `Console`: writes a launcher's output. A reader that stops (Ctrl-S on a terminal, a pipe that nobody reads) does not
+/// block the launcher's work for its ranks.
 
 #include <deque>
 
 namespace chorus::detail {
 
-/// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
+/// Returns false, with errno, on failure: a reader that is gone, or a full disk, must not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
   const HeldSignal too_long(SIGXFSZ);
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+    if (n < 0 && errno == EAGAIN) {  // a descriptor shared with others may be non-blocking
       pollfd entry{fd, POLLOUT, 0};
       poll(&entry, 1, -1);
     } else if (n < 0 && errno != EINTR) {
@@ -20989,12 +21065,12 @@ inline bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-/// A thread writes to standard output and standard error what others hand it, in their order.
+/// A thread writes the texts that it is given to standard output and standard error, in order.
 ///
-/// Where the reader stands still, ranks' output is not dropped, nor does it fill the memory: `has_room` is false once
-/// 1 MiB waits, RankOutput stops reading, and a rank that goes on printing waits, as it would without a launcher. What
-/// has to be said nevertheless (the launcher's own messages, and what ended ranks have left in their pipes) is kept up
-/// to 64 MiB; beyond these it is dropped, and the number of bytes told.
+/// If the reader stops, ranks' output is neither dropped nor kept in memory without limit: `has_room` is false once 1
+/// MiB is waiting. RankOutput then stops reading, and a rank that goes on printing blocks, as it would without a
+/// launcher. The launcher's own messages, and the output that ended ranks have left in their pipes, are kept up to 64
+/// MiB; beyond that they are dropped, and their number of bytes is reported.
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
@@ -21003,10 +21079,10 @@ class Console {
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
-  /// Waits for the reader, as any program does that writes.
+  /// Waits for the reader, as any program that writes.
   ~Console() { finish(std::nullopt); }
 
-  /// Hands over `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
+  /// Queues `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
   void write(int fd, std::string text) {
     const std::lock_guard lock(state_->mutex);
     if (state_->bytes + text.size() > most_bytes) {
@@ -21017,20 +21093,20 @@ class Console {
     state_->queue.push_back({fd, std::move(text)});
     state_->changed.notify_all();
   }
-  /// A line of the launcher's own on standard error.
+  /// Queues a line of the launcher itself for standard error.
   void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + printable_lines(message) + "\n"); }
 
   bool has_room() const {
     const std::lock_guard lock(state_->mutex);
     return state_->bytes < enough_bytes;
   }
-  /// Waits until there is room, or that long.
+  /// Waits until there is room, for at most `patience`.
   void wait_for_room(std::chrono::milliseconds patience) const {
     std::unique_lock lock(state_->mutex);
     state_->changed.wait_for(lock, patience, [this] { return state_->bytes < enough_bytes; });
   }
 
-  /// Waits until all is written, at most as long as `patience` says; what is left then is lost. The last call.
+  /// Waits until all is written, for at most `patience` if it is given; the rest is lost. Must be the last call.
   void finish(std::optional<std::chrono::milliseconds> patience) {
     if (!thread_.joinable()) return;
     std::unique_lock lock(state_->mutex);
@@ -21042,10 +21118,10 @@ class Console {
     const bool written = done();
     lock.unlock();
     if (written) thread_.join();
-    if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
+    if (!written) thread_.detach();  // nothing ends a write to a stopped terminal
   }
-  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost some
-  /// of its output, and not to a reader that wanted no more.
+  /// The launcher's exit status, after all is written: the job's, or 1 if a successful job has lost some of its output,
+  /// except to a reader that closed the pipe.
   int status_after(int status) {
     finish(std::nullopt);
     const std::lock_guard lock(state_->mutex);
@@ -21057,7 +21133,7 @@ class Console {
  private:
   static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
 
-  /// The thread's: it may outlive the Console.
+  /// The thread's state, which may outlive the Console.
   struct State {
     struct Text {
       int fd;
@@ -21066,9 +21142,9 @@ class Console {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Text> queue;
-    std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
+    std::size_t bytes = 0, dropped = 0;  ///< queued, including the text being written; dropped
     bool ending = false, done = false;
-    int error = 0;  ///< why standard output is not complete
+    int error = 0;  ///< errno if standard output is incomplete
 
     [[gnu::cold]] void write_on() {
       std::unique_lock lock(mutex);
@@ -21103,19 +21179,19 @@ class Console {
 // <chorus/launch/rank_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
-/// `RankOutput`: where ranks' output goes: to the reader, with the rank in front, and into files.
+/// `RankOutput`: the destinations of ranks' output: the reader, with the rank in front, and files.
 
 // <chorus/launch/rank_process.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
-/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+/// One rank of a machine as a process: torchrun's variables, and the inherited descriptors.
 
 #include <sys/prctl.h>
 
 // <chorus/launch/signal_pipe.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
-/// File descriptors with an owner, and signals as bytes in a pipe: what a process that waits for others needs.
+/// Owned file descriptors, and signals as bytes in a pipe, for a process that waits for others.
 
 namespace chorus::detail {
 
@@ -21128,8 +21204,7 @@ inline std::string signal_name(int signal) {
   throw Error(format("launch: %s: %s", what, std::strerror(error)));
 }
 
-/// A file descriptor with an owner. It is closed on exec, and is none of the standard three even where one of them was
-/// closed.
+/// An owned file descriptor. It is closed on exec, and never 0, 1 or 2, even if one of these was closed.
 class Fd {
  public:
   Fd() = default;
@@ -21165,8 +21240,8 @@ struct Pipe {
   }
 };
 
-/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that are given.
-/// A SIGHUP that was ignored (nohup) stays ignored.
+/// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
+/// ignored.
 class SignalPipe {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -21196,7 +21271,7 @@ class SignalPipe {
   ~SignalPipe() {
     for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last look
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last read
       if (signal != SIGCHLD && signal != woken) raise(signal);
     }
   }
@@ -21240,45 +21315,51 @@ class SignalPipe {
 
 namespace chorus {
 
-/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+/// The processes to start: `ranks` copies of the program with the same arguments and torchrun's variables.
 struct RankGroup {
   int ranks = 1;                           ///< on this machine
   std::string program;                     ///< the executable: a path, or a name to be found in PATH
   char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
   std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
 
-  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  int nodes = 1, node_rank = 0;           ///< number of machines with as many ranks each, and this machine's number
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
-  int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
+  int restart = 0, max_restarts = 0;      ///< for the ranks' environment
+  std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
-  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
-  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
-  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
-  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
-  /// no rank_N.log, and `log_dir` has to be there.
+  bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines
+  std::string log_dir;     ///< if not empty, output also goes to log_dir/attempt_A/rank_N.log
+  std::vector<int> shown;  ///< if not empty, only these local ranks are shown, with the rank in front
+  /// For each local rank the sum of 1 (stdout) and 2 (stderr). `redirects`: streams that go to rank_N.stdout.log and
+  /// rank_N.stderr.log instead of the reader; `tee`: streams that go to both. If one of them is not empty, `log_dir`
+  /// must be set, and there is no rank_N.log.
   std::vector<int> redirects, tee;
-  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job in order: passed on to ranks
 };
 
 namespace detail {
 
-/// What a rank inherits of its supervisor.
+/// The descriptors that a rank inherits from its supervisor.
 struct RankDescriptors {
-  int report;       ///< it writes there why it fails
+  int report;       ///< for the reason of its failure
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
+<<<<<<< HEAD
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+                                                               const std::string& token, const RankDescriptors& given) {
+=======
+/// The variables of local rank `local_rank` that differ from the supervisor's.
+inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                  const std::string& token, const RankDescriptors& given) {
+>>>>>>> w_text2
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -21306,18 +21387,18 @@ struct RankDescriptors {
   return ours;
 }
 
-/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
-/// another thread may have held a lock when this one was copied.
+/// In the child, from `fork` to `exec`; returns only if the program can't be started. Nothing here allocates: another
+/// thread may have held a lock during the fork.
 inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
                         const RankDescriptors& given, pid_t supervisor) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
   if (getppid() != supervisor) _exit(128 + SIGKILL);
   fcntl(given.report, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
   if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
   if (given.err >= 0) dup2(given.err, STDERR_FILENO);
-  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  // The program must not inherit the supervisor's signal handlers or blocked signals.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -21330,10 +21411,16 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
+<<<<<<< HEAD
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
 [[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                                      const RankDescriptors& given) {
+=======
+/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
+inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                         const RankDescriptors& given) {
+>>>>>>> w_text2
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {
@@ -21345,7 +21432,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   environment.push_back(nullptr);
 
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
-  Pipe trouble;  // ends without a word where the program has started
+  Pipe trouble;  // closed without data when the program has started
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -21375,12 +21462,12 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
 
 namespace chorus::detail {
 
-/// A stream that is shown comes through a pipe, from which a thread hands whole lines on to the console, as
-/// `[rank N] line`, and to the stream's file where it has one. One that only goes into a file goes there by itself, and
-/// one that is shown as it is is the launcher's own. Of each stream no more than one line is held, and 1 MiB of that.
+/// A stream that is shown is a pipe; a thread passes whole lines to the console, as `[rank N] line`, and to the
+/// stream's file, if there is one. A stream that goes only to a file is that file; one that is shown unchanged is the
+/// launcher's own. At most one line per stream is buffered, up to 1 MiB.
 class RankOutput {
  public:
-  /// Makes the folder of this attempt where files are asked for. Throws FileError.
+  /// Creates this attempt's folder if files are requested. Throws FileError.
   RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
     if (group.log_dir.empty()) return;
     folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
@@ -21390,17 +21477,17 @@ class RankOutput {
   }
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
-  /// Waits until what the ranks wrote is handed over: not for a process that a rank has left behind, nor for a reader.
+  /// Waits until the ranks' output is passed on, but not for processes that a rank has left behind, nor for the reader.
   ~RankOutput() {
     ending_.store(true);
     if (thread_.joinable()) thread_.join();
   }
 
-  /// A rank's standard output and standard error; none where it is the launcher's.
+  /// A rank's standard output and standard error; empty for the launcher's own.
   struct Streams {
     Fd out, err;
   };
-  /// Before `start`.
+  /// Call it before `start`.
   Streams add(int local_rank) {
     const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
     const int rank = group_.node_rank * group_.ranks + local_rank;
@@ -21428,7 +21515,7 @@ class RankOutput {
   struct Source {
     int rank, shown_on;
     Fd pipe, log;
-    std::string line;  ///< without its end so far
+    std::string line;  ///< an incomplete line
   };
 
   static int at(const std::vector<int>& list, int local_rank) {
@@ -21436,15 +21523,15 @@ class RankOutput {
     return i < list.size() ? list[i] : 0;
   }
 
-  /// What a rank gets as a stream of its own; `path` is empty where it has no file.
+  /// A rank's stream; `path` is empty if it has no file.
   Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
     Fd log;
-    if (!path.empty())  // added to: a folder may hold the logs of a job before
+    if (!path.empty())  // append: the folder may hold logs of an earlier job
       log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
     Pipe pipe;
-    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
+    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end blocks
     sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
     return std::move(pipe.write_end);
   }
@@ -21452,7 +21539,7 @@ class RankOutput {
   [[gnu::cold]] void pump() {
     std::vector<pollfd> events(sources_.size());
     for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
-      if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
+      if (!console_.has_room()) {  // the pipes fill up, then the ranks block
         console_.wait_for_room(std::chrono::milliseconds(50));
         continue;
       }
@@ -21465,7 +21552,7 @@ class RankOutput {
       }
     }
     for (auto& source : sources_) {
-      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      // The ranks' output is in the pipes. A process that a rank has left behind may go on writing for ever.
       int there = 0;
       if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
       while (there > 0 && read_some(source, &there)) {
@@ -21474,7 +21561,7 @@ class RankOutput {
     }
   }
 
-  /// False at the end. `left`, if given, is reduced by what was read.
+  /// Returns false at the end. `left`, if given, is reduced by the bytes read.
   bool read_some(Source& source, int* left = nullptr) {
     char buffer[65536];
     const auto n = read(source.pipe.get(), buffer, sizeof buffer);
@@ -21523,7 +21610,7 @@ class RankOutput {
 // <chorus/launch/supervisor_link.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
-/// The rank's end of the line between a rank and the supervisor that started it.
+/// A rank's end of the connection to the supervisor that started it.
 
 namespace chorus {
 
@@ -21532,20 +21619,19 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
-/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
-/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
-/// the order in which processes end.
+/// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
+/// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
-  bool arrived = false;           ///< at its call of `launch`
-  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
-  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
+  bool arrived = false;           ///< whether it has reached its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
+  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
   std::string message;
 
   static std::string stamp_of_now(int status) {
     return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
                   status);
   }
-  /// Of one that says nothing `when` is the latest time there is.
+  /// A rank without a report gets the latest possible `when`.
   static RankReport from(const std::string& text) {
     RankReport report;
     report.arrived = text.starts_with('+');
@@ -21556,7 +21642,7 @@ struct RankReport {
     if (stamped) rest = end + 1;
     const auto status = std::strtol(rest, &end, 10);
     stamped = stamped && end != rest && *end == ' ';
-    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    // An exit status keeps only the lowest byte, which may be 0.
     const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
     if (stamped) report.when = when, report.status = known, begin = end + 1;
     report.message.assign(begin, text.c_str() + text.size());
@@ -21566,26 +21652,26 @@ struct RankReport {
 
 }  // namespace detail
 
-/// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
-/// it fails itself. In a process that no supervisor started it is tied to nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, and reports the
+/// reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
-  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  /// This process's link, made in the first call. Throws UsageError for invalid variables.
   static const SupervisorLink& of_process() {
     static const SupervisorLink link;
     return link;
   }
 
-  /// Tells the supervisor that this rank has come to `launch`.
+  /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
     if (report_fd_ >= 0) [[maybe_unused]]
       const auto written = write(report_fd_, "+", 1);
   }
 
-  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
-  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
+  /// message`. With a nonzero `status` the rank has failed even if main returns 0.
   void report(std::string_view prefix, std::string_view message, int status) const {
-    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    // A pipe holds 64 KiB and is read only after this process has ended: only the first report is written.
     const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
     const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
     reported_ = reported_ || piped;
@@ -21604,10 +21690,10 @@ class SupervisorLink {
                   ") has ended");
       _exit(128 + SIGKILL);
     }
-    // What this process starts in turn is no rank of that supervisor.
+    // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
-    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    struct stat facts {};  // a script in between may have closed it and reused its number
     if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
@@ -21626,12 +21712,12 @@ namespace chorus {
 struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
-  int signal = 0;        ///< the signal that the supervisor itself was sent
+  int signal = 0;        ///< the signal that was sent to the supervisor
 };
 
 namespace detail {
 
-/// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
+/// The address of a name of this machine. Throws UsageError if it is `for_others` and resolves differently on others.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
   check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
@@ -21641,10 +21727,9 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 }
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
-/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
-/// SIGUSR1 and SIGUSR2, where they are not among those, are passed on, too, and end nothing. What there is to show goes
-/// to `console`, and nothing here waits for its reader. Run it in a thread that lives as long as the ranks: they are
-/// killed when it ends.
+/// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
+/// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
+/// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -21655,7 +21740,7 @@ class Supervisor {
         ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
-  /// Where something threw half-way, nobody is left behind.
+  /// After an exception no rank is left running.
   ~Supervisor() {
     for (Rank& rank : ranks_) {
       if (!rank.running) continue;
@@ -21664,7 +21749,7 @@ class Supervisor {
     }
   }
 
-  /// Once. Throws Error where a process cannot be started.
+  /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
     while (running_ > 0 || undecided()) {
@@ -21694,7 +21779,7 @@ class Supervisor {
     return outcome_;
   }
 
-  /// Stops the ranks as if they had lost another one, and says why; any thread may call it while `run` runs, once.
+  /// Stops the ranks as if they had lost a peer, and says why; any thread may call it once while `run` runs.
   void interrupt(const char* why) {
     interrupted_by_ = why;
     signals_.wake();
@@ -21708,8 +21793,8 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
-    Fd reports;         ///< what the rank has to say when it fails
-    RankReport report;  ///< the same, once it has ended
+    Fd reports;         ///< the rank's report when it fails
+    RankReport report;  ///< the same, after it has ended
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -21725,7 +21810,7 @@ class Supervisor {
     return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
 
-  /// Other users of this machine can reach loopback, too.
+  /// A token, because other users of this machine can reach loopback, too.
   static std::string random_token() {
     comm::Mac bytes;
     comm::fill_random(bytes);
@@ -21734,9 +21819,15 @@ class Supervisor {
     return token;
   }
 
+<<<<<<< HEAD
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   [[gnu::cold]] void start_all() {
+=======
+  /// On machine 0 the socket at which the ranks meet is opened before there are ranks and passed to rank 0, so that no
+  /// other process can take the port in between.
+  void start_all() {
+>>>>>>> w_text2
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -21772,14 +21863,14 @@ class Supervisor {
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
-    // The signal that has ended all of them may be on its way here, too.
+    // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
   }
   bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
-  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
-  /// not have passed on what `launch` returned.
+  /// Checks whether a rank with exit status 0 has made its call of launch: main may have taken another path, or ignored
+  /// `launch`'s status.
   void doubt(Rank& rank) {
     auto& [arrived, when, status, message] = rank.report;
     if (!group_.launch.empty() && !arrived) {
@@ -21787,7 +21878,7 @@ class Supervisor {
       message = "its main has ended without coming to the call of launch that has started it";
     }
     if (status != 0)
-      rank.wait_status = status << 8;  // as one that exits with it
+      rank.wait_status = status << 8;  // as if it had exited with it
     else
       say_report(rank);
   }
@@ -21798,7 +21889,7 @@ class Supervisor {
     if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
-  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  /// After rank 0 has ended: its children may live on and hold the socket, but a restart needs the port.
   void close_listener() {
     if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
     listener_.reset();
@@ -21808,15 +21899,15 @@ class Supervisor {
     return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
   }
 
-  /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
-  /// Ctrl-C reaches the ranks as soon as it reaches us.
+  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
+  /// reaches the ranks as soon as the supervisor.
   static Milliseconds patience(int wait_status) {
     if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
     const int signal = WTERMSIG(wait_status);
     return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
   }
 
-  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  /// Other ranks need this time to write their flight records when they learn of the loss.
   static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
@@ -21827,8 +21918,13 @@ class Supervisor {
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }
 
+<<<<<<< HEAD
   /// Names the rank that failed first, and stops the others.
   [[gnu::cold]] void judge() {
+=======
+  /// Names the rank that failed first and stops the others.
+  void judge() {
+>>>>>>> w_text2
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -21870,13 +21966,13 @@ class Supervisor {
                                         running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
-  /// No restart follows.
+  /// Records the signal: no restart follows.
   void note(int signal) {
     outcome_.signal = signal;
     if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
   }
 
-  /// All machines come together again.
+  /// Stops the ranks for a new round of all machines.
   void form_anew() {
     if (stage_ != Stage::watching || suspect_) return;
     outcome_.status = lost_peer_status;
@@ -21888,7 +21984,7 @@ class Supervisor {
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
-    kill_running(SIGCONT);  // a stopped process gets no other signal
+    kill_running(SIGCONT);  // a stopped process receives no other signal
   }
   void kill_all() {
     stage_ = Stage::killing;
@@ -21910,30 +22006,36 @@ class Supervisor {
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
-  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
+  std::string token_;              ///< a secret of this job only; empty if the starter has set one
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
 };
 
-/// A program that fails at once shall not keep the machine busy.
+/// The minimum duration of an attempt, so that a program that fails at once does not keep the machine busy.
 inline constexpr std::chrono::milliseconds shortest_attempt{200};
 
-/// A wrong option stays wrong, and who sends a signal wants an end.
+/// No restart for a wrong option, which stays wrong, and after a signal, whose sender wants an end.
 inline bool worth_a_restart(const GroupOutcome& outcome) {
   return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
 }
 
 }  // namespace detail
 
-/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
-/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
-/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
-/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+/// Supervises the group, and restarts all its ranks after a failure, up to `group.max_restarts` times and at most once
+/// in 200 ms; a program loses its work since its newest checkpoint. A wrong option (exit status 2) and a signal to this
+/// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
+/// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
+<<<<<<< HEAD
 /// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
 /// it is waited for, after a signal for `group.grace` at most.
 [[gnu::cold]] inline int run_job(RankGroup group) {
+=======
+/// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
+/// waits for the reader; after a signal for at most `group.grace`.
+inline int run_job(RankGroup group) {
+>>>>>>> w_text2
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
@@ -21953,7 +22055,7 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 // <chorus/launch/variables.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
 #define CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
-/// The environment variables that programs and launchers read, for their --help.
+/// The environment variables that programs and launchers read, for --help.
 
 namespace chorus::detail {
 
@@ -21978,7 +22080,7 @@ struct Failure {
   std::string message;
 };
 
-/// What the exception that is being handled means for the user. Call it inside a catch block.
+/// The status and message for the exception being handled. Call it inside a catch block.
 inline Failure current_failure() {
   try {
     throw;
@@ -21995,7 +22097,7 @@ inline Failure current_failure() {
   }
 }
 
-/// The path of this program; /proc/self/exe itself would do, but `ps` would call every rank "exe".
+/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
 inline std::string own_program() {
   char path[PATH_MAX];
   const auto size = readlink("/proc/self/exe", path, sizeof path);
@@ -22006,7 +22108,7 @@ inline std::string own_program() {
   return "/proc/self/exe";
 }
 
-/// Of programs that can record runs.
+/// For programs that can record runs.
 inline constexpr const char* trace_help =
     "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
@@ -22039,11 +22141,11 @@ inline void print_launch_help(const char* program) {
       run_listener.rank_begins == nullptr ? "" : trace_help, launch_variables);
 }
 
-/// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
+/// The contents of CHORUS_LAUNCH, which `launch` sets for a process that it starts: `CALL DEVICES STATUSES POLICY`.
 struct LaunchOrder {
-  int call = 0;               ///< of `launch` in main, from 0
-  int devices = 1;            ///< that were asked for
-  std::vector<int> statuses;  ///< that the calls before it returned
+  int call = 0;               ///< index of the call of `launch` in main, from 0
+  int devices = 1;            ///< the requested number
+  std::vector<int> statuses;  ///< of the earlier calls
   std::string policy;
 
   std::string text() const {
@@ -22052,8 +22154,13 @@ struct LaunchOrder {
     return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
   }
 
+<<<<<<< HEAD
   /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
   [[gnu::cold]] static std::optional<LaunchOrder> take() {
+=======
+  /// Reads it and removes it from the environment, so that processes started here don't inherit it. Empty if not set.
+  static std::optional<LaunchOrder> take() {
+>>>>>>> w_text2
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -22081,19 +22188,24 @@ struct LaunchOrder {
 /// The calls of `launch` in this process.
 struct LaunchCalls {
   std::mutex mutex;
-  std::optional<LaunchOrder> order;  ///< where one in another process has started this one
+  std::optional<LaunchOrder> order;  ///< set if a call in another process has started this one
   std::vector<int> statuses;         ///< of the calls so far
-  bool ordered = false;              ///< whether `order` has been looked for
+  bool ordered = false;              ///< whether `order` has been read
   int meetings = 0;                  ///< of ranks, so far
-  int listen_fd = -1;                ///< rank 0's: where ranks meet again and again
+  int listen_fd = -1;                ///< rank 0's: the socket at which ranks meet repeatedly
 
   static LaunchCalls& of_process() {
     static LaunchCalls calls;
     return calls;
   }
 
+<<<<<<< HEAD
   /// The number of a call that begins; `passed` is its status where it is not to run.
   [[gnu::cold]] int begin(std::optional<int>& passed) {
+=======
+  /// The number of a call that begins; `passed` is its status if it must not run.
+  int begin(std::optional<int>& passed) {
+>>>>>>> w_text2
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());
@@ -22109,7 +22221,7 @@ struct LaunchCalls {
   }
 };
 
-/// While it lives, `flag` is set. Throws UsageError where it is set already.
+/// Sets `flag` while it lives. Throws UsageError if it is set already.
 class FlagScope {
  public:
   FlagScope(std::atomic<bool>& flag, const char* why_not) : flag_(flag) {
@@ -22123,7 +22235,7 @@ class FlagScope {
   std::atomic<bool>& flag_;
 };
 
-/// Throws UsageError where main has come to another call than the process that started this one.
+/// Throws UsageError if main has reached another call than the process that started this one.
 inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
   const char* advice =
       "; main has to take the same way in all processes, whatever files, environment or time it goes by";
@@ -22135,7 +22247,7 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
                 *asked, advice);
 }
 
-/// Throws UsageError where the policy's model can't be on the devices that were named.
+/// Throws UsageError if the policy's model can't use the named devices.
 inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& options) {
   if (!options.device_ids) return;
   const auto& list = *options.device_ids;
@@ -22156,7 +22268,7 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
   }
 }
 
-/// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
+/// Throws UsageError unless the list has one device for each process that a launcher has started on this machine.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
   usage_error(
@@ -22165,8 +22277,8 @@ inline void check_one_each(const comm::World& world, const LaunchOptions& option
       options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
-/// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
-/// sense are not this policy's.)
+/// Warns of several processes that each run a policy of one process: they are independent. (Invalid variables are
+/// ignored here, as this policy doesn't use them.)
 inline void warn_of_strangers(LaunchedPolicy policy) {
   std::optional<Seat> seat;
   try {
@@ -22181,7 +22293,7 @@ inline void warn_of_strangers(LaunchedPolicy policy) {
         policy.name, seat->size));
 }
 
-/// Without a token nothing tells this user's processes from another's.
+/// Warns if there is no token: other users' processes could pose as ranks.
 inline void warn_of_users(const comm::World& world) {
   static std::atomic<bool> said{false};
   if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
@@ -22189,7 +22301,7 @@ inline void warn_of_users(const comm::World& world) {
                world.master_addr.c_str(), world.master_port));
 }
 
-/// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
+/// Joins the world of a launcher, or returns nothing. `devices` is the number that the user asked for, if any.
 inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
   auto& calls = LaunchCalls::of_process();
   auto world = world_from_environment();
@@ -22209,10 +22321,10 @@ inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int>
   return world;
 }
 
-/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
-/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
-/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
-/// CHORUS_BIND=0. Threads that start later keep to the same cores.
+/// Binds a rank to its share of its machine's cores, as mpirun does: otherwise the scheduler may wake two ranks that
+/// wait for each other on one core and leave them there. If ranks outnumber cores, neighbours share a core, if all
+/// cores get equally many. Not done if the affinity is set already, or with CHORUS_BIND=0. Later threads inherit the
+/// binding.
 inline void keep_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
@@ -22230,10 +22342,10 @@ inline void keep_to_own_cores(const comm::World& world) {
   sched_setaffinity(0, sizeof own, &own);
 }
 
-/// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
-/// lives on until the message is out: ranks that are told of the loss come second.
+/// Calls the body; its exception becomes a message and a status. The Run, with the connection to other ranks, lives
+/// until the message is printed, so that messages of ranks that lose this one come later.
 inline int call(Run& run, LaunchBody body) {
-  // A rank that `launch` has started has failed where its call has, whatever main makes of it.
+  // A rank that `launch` has started has failed if its call has, even if main ignores the status.
   const bool ordered = LaunchCalls::of_process().order.has_value();
   const auto& link = SupervisorLink::of_process();
   try {
@@ -22250,8 +22362,8 @@ inline int call(Run& run, LaunchBody body) {
   }
 }
 
-/// Who records this call of `launch`; nobody where no trace is asked for. Throws UsageError where one is and nothing in
-/// the program writes it.
+/// The recorder of this call of `launch`; empty if no trace is requested. Throws UsageError if one is requested and
+/// nothing in the program writes it.
 inline RunListener listener_to(const LaunchOptions& options) {
   if (options.trace.path.empty()) return {};
   check<UsageError>(run_listener.rank_begins != nullptr,
@@ -22261,8 +22373,8 @@ inline RunListener listener_to(const LaunchOptions& options) {
   return run_listener;
 }
 
-[[gnu::cold]] inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments, LaunchOptions options,
-                       bool names_unused, LaunchBody body) {
+[[gnu::cold]] inline int launch_here(int number, LaunchedPolicy policy, char** argv, Arguments arguments,
+                                     LaunchOptions options, bool names_unused, LaunchBody body) {
   auto& calls = LaunchCalls::of_process();
   const auto& order = calls.order;
   if (order) check_order(*order, policy, options);
@@ -22299,7 +22411,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
   } else {
     warn_of_strangers(policy);
   }
-  // What a rank has printed is there, whichever rank fails next.
+  // Line buffering: a rank's output is there when another rank fails.
   if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
   std::shared_ptr<void> recorded;
@@ -43562,7 +43674,7 @@ class ParallelApply {
 // <chorus/comm/nccl/device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_DEVICE_GROUP_HPP
-/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, by any library.
+/// `DeviceGroup`: collectives among the GPUs of one process, for DataParallel, independent of the library.
 
 namespace chorus::comm {
 
@@ -43573,11 +43685,11 @@ struct DevicePiece {
   DType dtype;
 };
 
-/// Several devices, numbered from 0, with a thread each. Each thread calls `join`, then the same collectives as the
-/// others in the same order, with pieces of the same sizes, and at last `leave`. A collective runs after the present
-/// work of the thread's compute stream, and later work of the stream runs after the collective; the host continues. So
-/// a later call throws the failure of a device: CommError, or TimeoutError after the group's deadline. The first
-/// failure is final, for all devices.
+/// Several devices, numbered from 0, with one thread each. Each thread calls `join`, then the same collectives as the
+/// others in the same order, with pieces of the same sizes, and finally `leave`. A collective runs on the stream after
+/// the present work of the thread's compute stream and before its later work; the host continues. So a device's failure
+/// is thrown by a later call: CommError, or TimeoutError after the group's deadline. The first failure is final for all
+/// devices.
 class DeviceGroup {
  public:
   DeviceGroup() = default;
@@ -43585,20 +43697,20 @@ class DeviceGroup {
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// Meets the others.
+  /// Meets the other devices.
   virtual void join(int rank) = 0;
   /// All devices' pieces := device 0's.
   virtual void broadcast(int rank, std::span<const DevicePiece> pieces) = 0;
   /// Device 0's pieces := the sums of all devices' pieces, in float or double, added in the library's order.
   virtual void reduce(int rank, std::span<const DevicePiece> pieces) = 0;
   virtual void leave(int rank) noexcept = 0;
-  /// Gives up, because of a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
+  /// Aborts the group for a failure at `rank`: waiting and later calls throw CommError with `why`. From any thread.
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   /// The device of the first failure; -1: none.
   virtual int failed() = 0;
 };
 
-/// Makes the group of these GPUs, all of them different. `timeout`: each device's limit for the others in a call.
+/// Makes the group of these GPUs, all different. `timeout`: how long a device waits for the others in a call.
 using DeviceGroupMaker = std::unique_ptr<DeviceGroup> (*)(std::span<const int> devices,
                                                           std::chrono::milliseconds timeout);
 
@@ -47075,7 +47187,7 @@ namespace chorus::comm {
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// A rank's announcement of its text: no memory is taken for a text that no rank has.
+/// Checks the announced size of a rank's text, so that memory is only allocated for a valid one.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -47083,7 +47195,7 @@ inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::in
 }
 }  // namespace detail
 
-/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+/// The structs of all ranks, in rank order, sent as their bytes.
 template <class Communicator, class Message>
 requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
                                                                                        const Message& own) {
@@ -47093,9 +47205,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
-/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
-/// if a text has more than `most_object_bytes`.
+/// The texts of all ranks, in rank order; any bytes (PyTorch's all_gather_object, which pickles). Send structured data
+/// as JSON, for example. Each rank temporarily holds size() times the longest text. Throws CommError for a text with
+/// more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};
@@ -48979,12 +49091,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/nccl/nccl_device_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
-/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of the calls it makes.
+/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of NCCL's functions.
 
 // <chorus/comm/nccl/nccl_queue.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
-/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
+/// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
 
 // <chorus/comm/nccl/nccl_calls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
@@ -48994,7 +49106,7 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 // <chorus/comm/engine/flight_recorder.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 // <chorus/comm/transport/envelope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
@@ -49014,11 +49126,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };
@@ -49033,7 +49145,7 @@ inline constexpr bool is_message =
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;
@@ -49164,8 +49276,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -49176,7 +49288,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -49191,7 +49303,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -49215,10 +49327,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -49244,7 +49356,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 
@@ -49254,15 +49366,15 @@ class FlightRecorder {
 // <chorus/comm/nccl/nccl_abort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ABORT_HPP
-/// `NcclAbort`: the end of a failed communicator of NCCL.
+/// `NcclAbort`: aborts a failed communicator of NCCL.
 
 #include <future>
 
 namespace chorus::comm {
 
-/// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
-/// that found the failure, or one that waits for a lock of that thread.
+/// Aborts a communicator in its own thread. NCCL's abort ends the device's kernels at once, but returns only when no
+/// graph that was captured with the communicator exists. The thread that must destroy those graphs may be the one that
+/// found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -49276,11 +49388,11 @@ class NcclAbort {
       });
       ended_ = std::move(future);
     } catch (...) {
-      api.abort(comm);  // without a thread there is no other way
+      api.abort(comm);  // without a thread: block
     }
   }
 
-  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false and leaves the thread running.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;
@@ -49307,17 +49419,17 @@ class NcclAbort {
 // <chorus/comm/transport/window.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_WINDOW_HPP
-/// `Window`: the place of a rank's data, for direct reads and writes by the other ranks of its machine.
+/// `Window`: the location of a rank's data, for direct reads and writes by the other ranks of its machine.
 
 namespace chorus::comm {
 
-/// Names data of a process for other processes. Between threads an address is enough.
+/// Identifies data of a process for other processes. Between threads an address is enough.
 struct Window {
-  std::uint64_t key = 0;     ///< random, and stands in front of the memory, too; 0: others can't reach it
+  std::uint64_t key = 0;     ///< random, also stored in front of the memory; 0: others can't reach it
   std::uint64_t bytes = 0;   ///< of the whole region
   std::uint64_t offset = 0;  ///< of the data in the region
   std::byte* address = nullptr;
-  std::int32_t fd = -1;  ///< the owner's number of the region
+  std::int32_t fd = -1;  ///< the owner's descriptor of the region
   std::int32_t reserved = 0;
 };
 static_assert(is_message<Window, 40>);
@@ -49341,11 +49453,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -49361,43 +49473,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -49409,28 +49521,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 
@@ -49441,10 +49553,10 @@ class Transport {
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
-/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
-/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
-/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
+/// The basis of NcclQueue: a non-blocking communicator, its stream, the calls in flight, in order, and the first
+/// failure. A call is between two events: one after the compute stream's work that it needs, and one after the call.
+/// NCCL's and CUDA's codes become errors with rank and call. After the first error the communicator is aborted, and no
+/// further calls of it are made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -49453,12 +49565,12 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or another event that takes a place in the streams' order.
+  /// One call, or another event with a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
     Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
-    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    bool runs = false;  // `ready` has been reached: the timeout counts from here
     Deadline deadline{};
   };
 
@@ -49490,8 +49602,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
-  /// this rank has left the group, and a Work may still be asked, it asks nobody.
+  /// Aborts if this rank was asked to, or if another rank has aborted; `call`: this rank's present call, if any. Does
+  /// nothing if this rank has left the group, when a Work may still be asked.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -49508,8 +49620,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
-  /// has to be under way before it returns.
+  /// NCCL's code of a call: inside a group, whose end reports whether it was launched; or of a single call, which must
+  /// be launched before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -49546,7 +49658,7 @@ class NcclCalls {
 
   void give_up(std::string why, bool timed_out) noexcept {
     failure_ = {std::move(why), timed_out};
-    // This thread's calls of other communicators would wait for the group's end, too.
+    // Otherwise this thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
     in_flight_.clear();
     captured_.clear();
@@ -49588,15 +49700,15 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
-  /// recorded after a call only once NCCL has accepted it.
+  /// The call has been launched on `stream`; returns its ticket. NCCL may launch from its own thread, so an event is
+  /// recorded only after NCCL has accepted the call.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
     call.done = event();
     check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
-    if (!call.captured) recorder_.name(call.number, call);  // of a group, its last call is known by now
+    if (!call.captured) recorder_.name(call.number, call);  // for a group, its last call is known now
     (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
@@ -49609,7 +49721,7 @@ class NcclCalls {
     const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
     if (captured == captured_.end() && flying == in_flight_.end()) {
       if (ticket > finished_ && failure_) failure_.raise();
-      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
+      return;  // has ended, or belongs to the open group, which is waited for as a whole
     }
     Call call = captured != captured_.end() ? *captured : *flying;
     check_cuda(call, api_.use_device(device_));
@@ -49621,19 +49733,19 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// The calls of a failed capture: they never ran, and nobody waits for them.
+  /// Forgets the calls of a failed capture: they never ran, and nothing waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
   }
 
-  /// Whether a call has ended, or never will.
+  /// Whether a call has ended or never will.
   bool has_ended(std::uint64_t ticket) {
-    if (captured_.empty()) inspect();  // a capturing thread may not ask
+    if (captured_.empty()) inspect();  // a capturing thread must not query events
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds the calls that have ended, and faults of those that have not.
+  /// Finds calls that have ended, and errors of calls that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -49685,18 +49797,18 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from their issue until their end is seen
+  FlightRecorder recorder_;             // calls from launch until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
-  std::condition_variable_any change_;  // something is in flight, or nothing any more
+  std::condition_variable_any change_;  // whether something is in flight has changed
   std::deque<Call> in_flight_;
-  std::vector<RedOp> operators_;  // of the call that is being made
+  std::vector<RedOp> operators_;  // of the call being made
   std::uint64_t issued_ = 0;
 
  private:
   const std::function<void(const Failure&)> tell_;
   const std::function<Failure()> hear_;
   std::vector<Event> events_, spare_;
-  std::deque<Call> captured_;  // until they are waited for, in the same capture
+  std::deque<Call> captured_;  // until they are waited for in the same capture
   std::uint64_t finished_ = 0;
 };
 
@@ -49708,15 +49820,15 @@ namespace chorus::comm {
 /// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
 /// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
 /// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
-/// a thread that waits for the device continues, and meets the failure at the next call.
+/// a thread that waits for the device continues and gets the failure at its next call.
 ///
-/// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
-/// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
+/// All NCCL calls are made under one lock, and none of them blocks: the communicator is non-blocking. A stream capture
+/// is not watched, since captured events cannot be queried; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
-  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank aborts; from any thread. `hear` returns another rank's
+  /// failure, if known, and then this rank aborts, too; it is called at each call and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -49731,8 +49843,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
-  /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those to be destroyed once the call is under way. Returns its ticket.
+  /// Launches one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to
+  /// `operators` those to be destroyed after the launch. Returns the call's ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -49749,7 +49861,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// Launches the calls of `calls` together; they run concurrently. Returns their ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -49766,8 +49878,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
-  /// NCCL's code. Returns their ticket.
+  /// Launches `count` calls of a kind together: `issue(api, i, comm, stream)` makes number i and returns NCCL's code.
+  /// Returns their ticket.
   template <class Issue>
   std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -49779,7 +49891,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which adds work with calls of this communicator to the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -49794,7 +49906,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// The compute stream waits for a call; the host does not.
+  /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -49805,8 +49917,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return this->has_ended(ticket);
   }
 
-  /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
-  /// per call. Not inside of a capture.
+  /// Returns when all calls so far have ended on the device; throws the failure of one of them. Waits for at most
+  /// `timeout` per call. Not allowed inside a capture.
   void synchronize() {
     for (int turn = 0;; ++turn) {
       {
@@ -49819,16 +49931,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
+  /// Aborts for a reason of the caller. A thread that waits in an NCCL call gets that reason.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
-  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
-  /// communicator before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well; with an abort if a call has failed or
+  /// during an exception, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, with a limit.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -49842,14 +49954,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and threads that wait for a call learn the reason.
+      // The communicator was aborted, and threads that wait for a call have the reason.
     }
     NcclAbort<Api> abort;
     {
       const std::lock_guard lock(mutex_);
       abort = std::move(abort_);
     }
-    if (!abort.finish(timeout_))  // with its streams, which it may still use
+    if (!abort.finish(timeout_))  // streams stay: the abort may still use them
       return chorus::detail::say(cat("rank ", rank_, ": nccl: a communicator is left behind: after ", timeout_.count(),
                                      " ms a graph that was captured with it still lives"));
     const std::lock_guard lock(mutex_);
@@ -49857,7 +49969,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   int device() const { return device_; }
-  /// The newest calls, a line each: those of a captured step are one, its launch.
+  /// The newest calls, one per line; a captured step is one call, its launch.
   std::string record() {
     const std::lock_guard lock(mutex_);
     return recorder_.lines();
@@ -49877,7 +49989,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
-  // From group_start to group_end `give_up` ends the group.
+  // Between group_start and group_end an abort ends the group.
   template <class Made>
   std::uint64_t launch_together(Call& call, const Made& calls) {
     open(call);
@@ -49924,8 +50036,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
-/// others do so within milliseconds.
+/// Each device has an NCCL communicator, its stream, and a thread that watches it. If one of them aborts, all others
+/// abort within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:
@@ -49994,7 +50106,7 @@ class NcclDeviceGroup final : public DeviceGroup {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   Failure failure_;  // the first one
-  int failed_ = -1;  // and whose it is
+  int failed_ = -1;  // its device
   std::vector<std::unique_ptr<NcclQueue<Api>>> queues_;
 };
 
@@ -50004,7 +50116,7 @@ class NcclDeviceGroup final : public DeviceGroup {
 // <chorus/comm/nccl/nccl_engine.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
-/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of NCCL's functions.
 
 // <chorus/comm/engine/ring_traffic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_RING_TRAFFIC_HPP
@@ -50013,7 +50125,7 @@ class NcclDeviceGroup final : public DeviceGroup {
 
 namespace chorus::comm {
 
-/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
+/// Counts this rank's bytes in a call around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;
@@ -50050,7 +50162,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to learn if there is none.
+    // The other ranks wait for the id, so they must learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -50074,7 +50186,7 @@ class NcclEngine final : public Engine {
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
   std::chrono::nanoseconds busy() const override { return not_measured; }
-  /// Calls of host memory, and barriers, are those of `control`.
+  /// Calls on host memory, and barriers, go over `control`.
   std::string record() const override { return control_.engine().record() + queue_->record(); }
 
   NcclQueue<Api>& queue() { return *queue_; }
@@ -50084,7 +50196,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: without numbers no memory may exist that could decide.
+  // The same on all ranks, independent of memory: an empty call may have no memory to decide by.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -50094,7 +50206,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_ring_traffic(call, rank, size, members);  // NCCL chooses its algorithm by itself
+    count_ring_traffic(call, rank, size, members);  // an estimate: NCCL chooses its algorithm itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -50107,7 +50219,7 @@ class NcclEngine final : public Engine {
   }
 
   static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
-    // On bool, sum and max are "or" and min is "and": 0 and 1 as bytes do the same under max and min.
+    // On bool, sum and max are "or" and min is "and": on the bytes 0 and 1 these are max and min.
     const bool logical = call.reduction.dtype == DType::boolean;
     const DType type = logical ? DType::u8 : call.reduction.dtype;
     RedOp op = api.reduce_op(logical && call.reduction.op == ReduceOp::sum ? ReduceOp::max : call.reduction.op);
@@ -50142,33 +50254,33 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
-/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
-/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
-/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
-/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
-/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls on host memory, and
+/// barriers, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host;
+/// only `barrier` blocks the host. The host learns of a failure at the next call. A thread that waits for the device
+/// continues, as a failed communicator is aborted. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. A scale is rounded to the type of the numbers.
 ///
-/// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
+/// Crossing messages (both ranks send before they receive) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
-  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
-  /// limit for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this;
+  /// the ranks tell each other over it when one aborts or dies. `timeout`: how long a call waits for the other ranks.
+  /// Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
-  /// it.
+  /// Runs the collectives of `calls` as one launch; the compute stream waits for its end. It must not contain a
+  /// barrier.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();
     queue.wait(queue.group(calls));
   }
 
-  /// Blocks the host until all calls so far have ended; throws how one of them failed.
+  /// Blocks the host until all calls so far have ended; throws the failure of one of them.
   void synchronize() const { nccl_->queue().synchronize(); }
 
  private:
@@ -50441,8 +50553,8 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
-/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
+/// events are the runtime's, so errors are codes here, not exceptions as elsewhere in chorus.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -50526,7 +50638,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
+  /// With the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -50544,13 +50656,13 @@ struct NcclApi {
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
   static int query(Event event) {
     const int code = cudaEventQuery(event);
-    if (code == not_ready) static_cast<void>(cudaGetLastError());  // no error, and not the next call's
+    if (code == not_ready) static_cast<void>(cudaGetLastError());  // clears it, so that the next call doesn't report it
     return code;
   }
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may make calls that a capture by this thread does not concern.
+  /// While it lives, this thread's calls don't invalidate a capture that it has begun.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -50562,7 +50674,7 @@ struct NcclApi {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   };
 
-  static ncclDataType_t type(DType dtype) {  // those of 16-bit integers are not asked for
+  static ncclDataType_t type(DType dtype) {  // 16-bit integers are never used
     constexpr ncclDataType_t types[] = {ncclUint8,    ncclUint8,   ncclInt8,   ncclUint8,  ncclUint8,
                                         ncclInt32,    ncclUint32,  ncclInt64,  ncclUint64, ncclFloat16,
                                         ncclBfloat16, ncclFloat32, ncclFloat64};
@@ -50584,7 +50696,7 @@ static_assert(Communicator<NcclCommunicator<>>);
 
 namespace detail {
 
-/// For Backend::nccl: a rank on the GPU of its local rank, with the communicator for host memory that it needs.
+/// For Backend::nccl: a rank on the GPU with its local rank's number, and its communicator for host memory.
 struct NcclRank {
   AnyCommunicator control;
   NcclEngine<NcclApi> engine;
@@ -50728,8 +50840,30 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
   void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
+<<<<<<< HEAD
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
+=======
+  void gradient_is_final(std::size_t i) {
+    this->check_weighed();
+    if (this->sync && !this->in_backward) {
+      begin_backward();
+      this->when_backward_ends([this] { finish_backward(); });
+    }
+    this->tell(&Extension::gradient_arrived, i);
+    if (!this->sync || !this->buckets.sends(i)) return;
+    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
+    this->fill(i);  // a user's backward function may have given none
+    this->buckets.arrived(i);
+    send_full();
+  }
+  void begin_backward() override {
+    this->weight = this->shares_.weight();
+    this->buckets.begin_pass();
+    this->in_backward = true;
+    this->tell(&Extension::backward_begins);
+  }
+>>>>>>> w_text2
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
   void finish_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
@@ -50851,8 +50985,9 @@ class DistributedDataParallel
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
   /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
-  DistributedDataParallel(Model model, Communicator& communicator, const DistributedDataParallelOptions& options = {},
-                          std::uint64_t seed = initial_seed(), Hook hook = {})
+  [[gnu::noinline]] DistributedDataParallel(Model model, Communicator& communicator,
+                                            const DistributedDataParallelOptions& options = {},
+                                            std::uint64_t seed = initial_seed(), Hook hook = {})
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
@@ -50895,9 +51030,8 @@ class DistributedDataParallel
  private:
   friend class detail::Access<DistributedDataParallel>;
 
-  [[gnu::noinline]] DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
-                                            const DistributedDataParallelOptions& options, std::uint64_t seed,
-                                            Hook hook)
+  DistributedDataParallel(std::unique_ptr<detail::RankDevice<D>> device, Model model,
+                          const DistributedDataParallelOptions& options, std::uint64_t seed, Hook hook)
       : DistributedDataParallel(device->place(std::move(model)), device->communicator(), options, seed,
                                 std::move(hook)) {
     device_ = std::move(device);
@@ -51079,7 +51213,7 @@ class Progress {
 
   void start_epoch(int epoch);
 
-  [[gnu::cold]] void finish_epoch(int epoch);
+  void finish_epoch(int epoch);
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 
@@ -51325,7 +51459,7 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 #ifndef CHORUS_SINGLE_CHORUS_COMPILED_IMPLEMENTATION_HPP
 #define CHORUS_SINGLE_CHORUS_COMPILED_IMPLEMENTATION_HPP
 /// All of the library chorus::compiled in one file of a program; included by <chorus/chorus.hpp> where
-/// CHORUS_IMPLEMENTATION is defined. The program's other files are compiled with -DCHORUS_SEPARATE.
+/// CHORUS_IMPLEMENTATION is defined. All files of the program are compiled with -DCHORUS_COMPILED=1.
 
 // <chorus/compiled/communication.cpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMPILED_COMMUNICATION_CPP
@@ -51340,17 +51474,17 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 
 namespace chorus::comm {
 
-/// Ranks of one `color` become a group of their own, in the order of their `key`; of equal keys in the order of their
-/// rank (MPI_Comm_split, PyTorch's new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the
-/// result of an earlier `split`. The result is this rank's place in its group. All ranks of the group pass it to
-/// `connect`, or to a communicator's constructor:
+/// Ranks with the same `color` form a group, ordered by `key`, and for equal keys by rank (MPI_Comm_split, PyTorch's
+/// new_group). All ranks of `parent` call it; `world` is the World of `parent`, or the result of an earlier `split`.
+/// The result is this rank's World in its group. All ranks of the group pass it to `connect`, or to a communicator's
+/// constructor:
 ///
 ///   auto& all = run.communicator();
 ///   auto half = comm::connect(comm::split(all, run.world(), run.rank() < all.size() / 2 ? 0 : 1));
 ///
-/// Groups and parent work side by side, and a failure of one does not affect the others. Messages of a group number its
-/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group has no
-/// place to meet.
+/// Groups and parent work concurrently, and a failure of one does not affect the others. Messages of a group number its
+/// ranks from 0. Throws UsageError, on all ranks, if a color is negative; CommError if `parent` fails or a group can't
+/// open a port.
 [[gnu::cold]] World split(AnyCommunicator& parent, const World& world, int color, int key = 0);
 
 }  // namespace chorus::comm
@@ -51359,7 +51493,7 @@ namespace chorus::comm {
 // <chorus/comm/split_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_SPLIT_IMPL_HPP
-/// How ranks find those of their color, and the meeting place of a group.
+/// How ranks find the others of their color, and the address of a group.
 
 namespace chorus::comm {
 
@@ -51371,7 +51505,7 @@ struct SplitEntry {
   std::uint64_t machine;
 };
 
-/// The place where the first rank of a group listens, or the reason why it doesn't.
+/// The address at which the first rank of a group listens, or the reason why it can't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};
@@ -51432,7 +51566,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
 // <chorus/comm/store.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_HPP
-/// `Store`: keys and values that the ranks of a job share, with the names and the meaning of PyTorch's TCPStore.
+/// `Store`: keys and values that the ranks of a job share, with the names and semantics of PyTorch's TCPStore.
 
 namespace chorus::comm {
 
@@ -51447,12 +51581,11 @@ class StoreLink;
 
 /// One rank's access to the store. Copies share it. Any thread may use it; a waiting thread does not delay the others.
 ///
-/// Rank 0 holds the data, in memory. A rank that still uses the store after rank 0 has ended gets a CommError, so let a
-/// barrier be the last common call of the ranks. Keys have 1 to 8192 bytes, values up to 8 MiB, of any kind; a call up
-/// to 64 MiB and 262144 keys and values; a store up to 131072 keys and 1 GiB. All calls on their way take at most 256
-/// MiB of rank 0's memory: a large one waits for room. Each call throws UsageError if it exceeds these limits,
-/// TimeoutError for keys that are not set in time or a server that does not answer, and CommError for a server that has
-/// gone, or that had no room in time.
+/// Rank 0 holds the data in memory. A rank that uses the store after rank 0 has ended gets a CommError, so end with a
+/// barrier. Keys have 1 to 8192 bytes, values up to 8 MiB of any content; a call has up to 64 MiB and 262144 keys and
+/// values; a store up to 131072 keys and 1 GiB. All calls in transit take at most 256 MiB of rank 0's memory: a large
+/// one waits for room. Each call throws UsageError if it exceeds these limits, TimeoutError for keys that are not set
+/// in time or a server that does not answer, and CommError for a server that is gone or had no room in time.
 class Store {
  public:
   /// A store of this process alone, without any socket.
@@ -51461,9 +51594,8 @@ class Store {
   /// CommError if another program answers there or the token is different.
   static Store connect(const std::string& host, int port, const std::string& token = {},
                        std::chrono::milliseconds timeout = default_timeout, std::uint64_t key = 0);
-  /// The store of a group of ranks; all of them have to call it, like a collective. Rank 0 holds it, at a free port of
-  /// world.master_addr, under the job's token; a group of one needs no socket. Throws CommError, on every rank, if rank
-  /// 0 cannot listen there.
+  /// The store of a group of ranks; a collective. Rank 0 holds it, at a free port of world.master_addr, under the job's
+  /// token; a group of one needs no socket. Throws CommError, on every rank, if rank 0 cannot listen there.
   static Store of(const World& world, AnyCommunicator& communicator);
   /// The store of a server in this process.
   explicit Store(std::shared_ptr<StoreServer> server);
@@ -51471,28 +51603,28 @@ class Store {
   void set(std::string_view key, std::string_view value);
   /// The value; waits for the key to be set.
   std::string get(std::string_view key);
-  /// Adds to the whole number of the key, 0 if it is missing, and returns the sum; `get` has it as text.
+  /// Adds to the key's integer, 0 if the key is missing, and returns the sum; `get` returns it as text.
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Sets the key to `desired` if it holds `expected`, or if the key is missing and `expected` is empty. Returns the
-  /// value after that; `expected` if the key is still missing.
+  /// Sets the key to `desired` if its value is `expected`, or if it is missing and `expected` is empty. Returns the
+  /// value afterwards; `expected` if the key is still missing.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
-  /// Whether it existed.
+  /// Returns whether the key existed.
   bool delete_key(std::string_view key);
-  /// Whether all exist now.
+  /// Whether all these keys exist now.
   bool check(const std::vector<std::string>& keys);
-  /// Waits for all.
+  /// Waits for all these keys.
   void wait(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
-  /// The number of keys in the whole store, also of other prefixes.
+  /// The number of keys in the whole store, including those with other prefixes.
   std::int64_t num_keys();
-  /// Appends it to the value of the key; a missing key counts as empty.
+  /// Appends to the value of the key; a missing key counts as empty.
   void append(std::string_view key, std::string_view value);
-  /// Waits for all, and reads them at one moment.
+  /// Waits for all these keys, and reads their values atomically.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
-  /// Sets them at one moment.
+  /// Sets all these keys atomically.
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
 
-  /// The time limit of a call: 300 s unless set. Of this copy alone.
+  /// The time limit of a call: 300 s unless set. For this copy only.
   std::chrono::milliseconds timeout() const { return timeout_; }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
@@ -51516,12 +51648,12 @@ class Store {
 // <chorus/comm/store/store_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_IMPL_HPP
-/// How `Store` asks its server.
+/// How `Store` calls its server.
 
 // <chorus/comm/store/store_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_SERVER_HPP
-/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+/// `StoreServer`: holds the keys and values of a store and answers its users.
 
 // <chorus/comm/store/store_table.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_STORE_STORE_TABLE_HPP
@@ -51535,7 +51667,7 @@ class Store {
 ///
 /// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
 /// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
-/// and after it each text as its length (32 bits) and its bytes.
+/// then each text as its length (32 bits) and its bytes.
 
 namespace chorus::comm::detail {
 
@@ -51543,7 +51675,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; refuses strangers without a token
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -51556,7 +51688,7 @@ struct StoreWelcome {
 };
 static_assert(is_message<StoreWelcome, 48>);
 
-/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+/// Limits of a key, a value, a message, and a whole store, checked before anything is stored.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
                              most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
                              most_message_texts = 2 * most_store_keys;
@@ -51594,7 +51726,7 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// A request: keys, values, and a number to add or the milliseconds of a wait. Or a reply: values, a number, or an
 /// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
@@ -51617,7 +51749,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False if the connection ends or the deadline comes first. Large texts are not copied.
+/// Returns false if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -51641,7 +51773,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing if it is garbled.
+/// The texts in a message's body; nothing if it is malformed.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -51659,15 +51791,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory of a message on its way in: its bytes, and the texts that are made of them.
+/// The memory of a message while it arrives: its bytes and the texts made from them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And its memory then.
+/// The memory of a message after it has arrived.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
-/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are malformed, or
+/// `admit(bytes)` finds no room. Memory is allocated as bytes arrive, not by the announced size.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;
@@ -51699,8 +51831,8 @@ class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
-  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
+  /// The memory of one user's messages in transit. All users together have most_room, except for small messages, which
+  /// don't wait for large ones: with the maximum number of users these take 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -51708,15 +51840,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
-    /// user is `gone`.
+    /// Waits until there is room for a message of that size. Returns false if the deadline or `close` comes first, or
+    /// if the user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Returns the room beyond that.
+    /// Returns the room beyond `bytes`.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -51739,8 +51871,8 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
-  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// Executes one request. `get` and `wait` return when all their keys exist, when the request's time is over, after
+  /// `close`, or when the user is `gone`, which is checked periodically. A large reply takes its `room`; throws
   /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
@@ -51788,9 +51920,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
+        // As in TCPStore: a missing key is set if `expected` is empty; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // other than expected
+        const auto other = [&]() -> const std::string* {  // a value that differs from the expected one
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -51863,7 +51995,7 @@ class StoreTable {
     return bytes;
   }
 
-  /// Whether these are the keys and values of such a request, and none of them is too long.
+  /// Throws unless these are the keys and values of such a request, and none is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
     const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
@@ -51900,9 +52032,9 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, each followed by its value: all of them or, with an error, none.
+  /// Stores keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; for a repeated key the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {
@@ -51948,13 +52080,13 @@ class StoreTable {
 namespace chorus::comm {
 
 /// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
-/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
+/// many as a job has. A visitor that does not prove that it knows the token is refused.
 class StoreServer {
  public:
-  /// For users in this process alone: no socket.
+  /// For users in this process only: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
-  /// short, and if there is none although `listener` is not on loopback.
+  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -51980,7 +52112,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Waits until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, for at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -52006,14 +52138,14 @@ class StoreServer {
         auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
         if (accepted.socket) admit(std::move(accepted));
       } catch (const std::exception&) {
-        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+        // Without memory or a thread for it, a visitor loses its connection; a later one may be served.
       }
     }
   }
 
   void admit(Accepted accepted) {
     const auto hello = accepted.hello_as<detail::StoreHello>();
-    if (hello.magic != detail::store_magic) return;  // a stranger
+    if (hello.magic != detail::store_magic) return;  // not a user
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
     detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
@@ -52022,8 +52154,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
-  /// can be no thread for it.
+  /// Adds a user after removing users that are gone. Beyond the limit the connection is closed. Throws CommError if no
+  /// thread can be started.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -52058,7 +52190,7 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for this user's request: it loses its connection, nobody else does.
+      // No memory for this user's request: only this user loses its connection.
     }
     shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);
@@ -52085,7 +52217,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has its own while it lasts.
+/// Connections to one server: each running call has its own.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -52115,7 +52247,7 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it must be retried
 /// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
@@ -52190,7 +52322,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
+/// Sends a request, with the prefix added to its keys; returns the reply. A connection with an error is not reused.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -52210,7 +52342,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server itself reports the end of a wait; it may be a little late.
+  // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -52290,7 +52422,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // so that the others do not wait for it
+    } catch (const Error& error) {  // so that the others do not wait
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }
@@ -52326,8 +52458,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 
@@ -52341,7 +52473,7 @@ AnyCommunicator join_thread_group(const World& world);
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_TRACE_HPP
 /// Traces: a few steps of a run as a picture. A program that includes this header has `--trace FILE`; one that links
-/// chorus::compiled has it anyway. What a trace holds, and how it is read: trace/README.md.
+/// chorus::compiled has it anyway. Contents of a trace, and how to read it: trace/README.md.
 
 // <chorus/trace/at_launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRACE_AT_LAUNCH_HPP
@@ -54019,7 +54151,7 @@ CHORUS_REDUCTION(double)
 // <chorus/io/tensor_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -54126,7 +54258,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -54139,7 +54271,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -54149,8 +54281,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -54177,7 +54309,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -54211,7 +54343,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -54222,7 +54354,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -54253,14 +54385,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();
@@ -54272,11 +54404,10 @@ void say_changed(nn::Module& model) {
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
-/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
-/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
-/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
-/// removed.
+/// Every rank calls it with its part of the model, and writes the places with `writes`. All write into one temporary
+/// file, which rank 0 then renames like AtomicFile, atomically. If a rank does not see that file, because there is no
+/// common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always do so. Rank 0's
+/// metadata are written. If a rank fails, all throw FileError with its reason, after the file has been removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);
@@ -54299,7 +54430,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
-/// How several ranks write a file together, and learn of a failure on any of them.
+/// How several ranks write a file together and learn of a failure on any of them.
 
 // <chorus/io/data_hash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
@@ -54334,7 +54465,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];
@@ -54398,7 +54529,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -54423,7 +54554,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -54451,7 +54582,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
@@ -54476,9 +54607,9 @@ void check_data_hash(const Reader& file) {
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
-/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
-/// the job. All ranks call it.
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
+/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
+/// job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -54503,18 +54634,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
+/// The tensors of all ranks, in the file's order, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
+    TensorView view;            ///< of the whole tensor; without data
     const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
-  /// all of them if shapes differ.
+  /// Ranks may have different tensors; equal names must have equal shapes. All ranks call it. Throws UsageError on all
+  /// of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -54572,7 +54703,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for the ranges of all ranks, on rank 0; the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -54607,7 +54738,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are written
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -54634,7 +54765,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // if others send, they continue
+    std::string error;  // if others send, they must continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {
@@ -54724,13 +54855,13 @@ Erased erased(Kernel* kernel) {
 // <chorus/quantization/quantization_aware.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZATION_AWARE_HPP
-/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
-/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+/// QuantizationAware: a model that trains with the rounding of integers (Jacob et al., "Quantization and Training of
+/// Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
 
 // <chorus/quantization/layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYERS_HPP
-/// The layers of a model that become integers, found by a walk through it.
+/// Finds the layers of a model that become integers.
 
 // <chorus/nn/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
@@ -56998,13 +57129,13 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 // <chorus/quantization/pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_HPP
-/// One forward pass with fake quantisation: which values are to be rounded, and how.
+/// One forward pass with fake quantisation: which values are rounded, and how.
 
 // <chorus/quantization/integer_product.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_HPP
-/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
-/// model rounds, in the same order.
+/// A layer's product in integers, for evaluation with fake quantisation: it rounds the same numbers in the same order
+/// as an integer model.
 
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
@@ -57023,36 +57154,35 @@ inline thread_local constinit bool exact_sums = false;
 // <chorus/quantization/kernels/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_KERNELS_FAKE_QUANTIZE_HPP
-/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
-/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+/// Fake quantisation on the CPU: replaces numbers by the values of the nearest integers (quantized_numbers.hpp), with
+/// levels per tensor or per channel. Inputs are checked for NaNs, which no integer can represent.
 
 // <chorus/quantization/quantized_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_QUANTIZED_NUMBERS_HPP
-/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
-/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+/// Numbers of 8 bits and less: levels, and how scales are chosen (Jacob et al., "Quantization and Training of Neural
+/// Networks", CVPR 2018). Training and integer inference both use these functions, so that their integers agree. All
+/// arithmetic is in float, in this order.
 
 namespace chorus::quantized {
 
-/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+/// The range of integers, both ends included: [0, 255] for u8, [-127, 127] for s8, [-7, 7] for 4 bits.
 struct Integers {
   std::int32_t least = 0, most = 255;
   friend bool operator==(const Integers&, const Integers&) = default;
 };
 
-/// Which integer stands for which number: q stands for (q - zero_point) scale.
+/// The values of integers: q represents (q - zero_point) scale.
 struct Levels {
   float scale = 1;
   std::int32_t zero_point = 0;
   Integers integers;
 
-  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
-  /// NaN it is the least.
+  /// The integer nearest to `number`, ties to even, clamped to the ends. The least integer for a NaN.
   std::int32_t level(float number) const { return steps(number) + zero_point; }
-  /// What an integer stands for.
+  /// The value of an integer.
   float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
-  /// What the integer that stands for `number` stands for.
+  /// The value of the integer nearest to `number`.
   float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
   /// Whether the integer nearest to `number` is within the ends: then gradients pass.
   bool holds(float number) const {
@@ -57064,18 +57194,18 @@ struct Levels {
  private:
   float low() const { return static_cast<float>(integers.least - zero_point); }
   float high() const { return static_cast<float>(integers.most - zero_point); }
-  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
   std::int32_t steps(float number) const {
     const float steps = number * (1.0f / scale);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
   }
 };
 
-/// No scale is smaller: 2^-23, which PyTorch takes.
+/// The smallest scale: 2^-23, as in PyTorch.
 inline constexpr float least_scale = 1.1920928955078125e-07f;
 
-/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
-/// exact. Affine: the ends of the range are the ends of the integers.
+/// Levels for numbers in [min, max], which is widened to include 0: 0 is a level, so that zeros of padding and of ReLU
+/// are exact. Affine: the ends of the range map to the ends of the integers.
 inline Levels affine_levels(float min, float max, Integers integers) {
   min = std::min(min, 0.0f);
   max = std::max(max, 0.0f);
@@ -57086,7 +57216,7 @@ inline Levels affine_levels(float min, float max, Integers integers) {
   return out;
 }
 
-/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+/// Symmetric about 0, which maps to the integer 0, or to the middle one of unsigned integers.
 inline Levels symmetric_levels(float min, float max, Integers integers) {
   const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
   const float half = static_cast<float>(integers.most - integers.least) / 2;
@@ -57094,24 +57224,24 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
           integers};
 }
 
-/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
-/// training and integer inference compute it.
+/// The factor of a channel's weights when its batch norm is folded into them: weight / sqrt(var + eps), as training and
+/// integer inference compute it.
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
-/// ways, as compilers join a product with a sum.
+/// The bias after folding: `bias` is the convolution's own. Never inlined: compilers may fuse a product with a sum, and
+/// two inlined copies could round differently.
 [[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
 }
-/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+/// The mean of `count` values, from the sum of their integers minus zero points.
 inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
   return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
-/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+/// From a sum of products of integers minus zero points to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], where the unit is x's scale times the weight's. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Used by evaluation with fake quantisation and by integer models.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -57132,7 +57262,7 @@ struct Requantizer {
   };
   static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
     const auto low = static_cast<float>(ends.least - ends.zero_point);
     const auto high = static_cast<float>(ends.most - ends.zero_point);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;
@@ -57146,8 +57276,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
-/// nearbyint does, in instructions that every processor has for whole vectors.
+/// Levels in a form for loops. Adding and subtracting 1.5 2^23 rounds a small number to the nearest integer, as
+/// nearbyint does, with vector instructions that every processor has.
 struct RoundedSteps {
   float scale, inverse, low, high;
   explicit RoundedSteps(const quantized::Levels& levels)
@@ -57156,7 +57286,7 @@ struct RoundedSteps {
         low(static_cast<float>(levels.integers.least - levels.zero_point)),
         high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
 
-  /// The whole number of steps nearest to x, at most one beyond the ends.
+  /// The number of steps nearest to x, at most one beyond the ends.
   float operator()(float x) const {
     constexpr float magic = 12582912.0f;
     const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
@@ -57168,7 +57298,7 @@ struct RoundedSteps {
   }
 };
 
-/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+/// Calls `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one per channel.
 template <class F>
 void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
   if (levels.size() == 1) {
@@ -57186,7 +57316,7 @@ void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels,
 
 }  // namespace detail
 
-/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+/// y = the float values of x's integers; x, y: [batch, channels, inner]. Returns whether x has no NaN.
 inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                           float* y) {
   std::atomic<bool> numbers{true};
@@ -57203,7 +57333,7 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
-/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+/// y = x's integers minus zero points, as floats; shapes and levels as above.
 inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                float* y) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -57211,8 +57341,8 @@ inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::spa
   });
 }
 
-/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
-/// Bengio, Léonard and Courville, 2013).
+/// dx = dy, or += dy, where x's integer is within the ends; 0 elsewhere (the straight-through estimator of Bengio,
+/// Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                    const float* dy, float* dx, bool accumulate) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -57225,7 +57355,7 @@ inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std:
 
 namespace detail {
 
-/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+/// The minimum and maximum of `count` numbers, computed in 16 rows, which compilers vectorise.
 inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
   constexpr Index rows = 16;
   std::array<float, rows> least, most;
@@ -57249,8 +57379,8 @@ inline void widen(const float* x, Index count, float& min, float& max, bool& str
 
 }  // namespace detail
 
-/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
-/// infinity, which no finite numbers do.
+/// min and max: [channels], over all numbers of a channel; infinity and -infinity if there are none. A NaN gives
+/// -infinity and infinity, which finite numbers can't.
 inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (Index channel = 0; channel < shape.channels; ++channel) {
@@ -57268,16 +57398,16 @@ inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* 
 
 namespace chorus::nn::quantization {
 
-/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+/// Sums of products of integers minus zero points. A sum represents sum x_scale weight_scale + bias.
 struct IntegerProduct {
   kernels::ChannelShape shape;
   std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
   float x_scale = 1;
-  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
-  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<float> weight_scale, bias;  ///< [channels]; for a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: only their bias is left.
   std::vector<char> nothing;
 
-  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  /// y = the float values of the integers with `levels` that an integer model computes, optionally after a ReLU.
   void rounded(const quantized::Levels& levels, bool relu, float* y) const;
 
  private:
@@ -57293,8 +57423,8 @@ struct IntegerProduct {
 
 namespace detail {
 
-/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
-/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+/// w = the sum of base^i parts[i], integers, such that float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output; w is [outputs, terms]. `parts` is empty if no base works.
 struct ExactParts {
   float base = 256;
   std::vector<std::vector<float>> parts;
@@ -57307,16 +57437,16 @@ struct ExactParts {
 
 }  // namespace detail
 
-/// A layer's weight, times which numbers on the levels `in` are taken.
+/// A layer's weight levels, and the levels of the numbers that are multiplied by it.
 struct IntegerFactors {
   quantized::Levels in;
-  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  std::vector<quantized::Levels> weights;  ///< one, or one per output
   Index outputs = 0;
 };
 
-/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
-/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
-/// such a layer has no integer form.
+/// The product of x and weight, both on their levels, in integers, without bias. `product`: the layer's function of two
+/// such arrays without a bias: [batch, outputs, ...]. Null if sums don't fit into 32 bits: such a layer has no integer
+/// form.
 std::shared_ptr<IntegerProduct> integer_product(
     const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
     const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);
@@ -57327,7 +57457,7 @@ std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/integer_product_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_INTEGER_PRODUCT_IMPL_HPP
-/// How a product of numbers on their levels is taken in integers.
+/// Computes a product of numbers on their levels in integers.
 
 namespace chorus::nn::quantization {
 
@@ -57387,7 +57517,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
   const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
   kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
   const auto out = std::make_shared<IntegerProduct>();
-  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  std::uint32_t factor = 1;  // modulo 2^32: the total fits 32 bits, even if a part's sum doesn't
   for (const auto& part : exact_parts.parts) {
     const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
     out->sums.resize(static_cast<std::size_t>(y.numel()));
@@ -57415,12 +57545,12 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 // <chorus/quantization/layer_ranges.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_HPP
-/// What is known of each layer with weights while its model computes with fake quantisation.
+/// The ranges and places of the layers with weights under fake quantisation.
 
 // <chorus/quantization/activation_site.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_HPP
-/// One quantiser of activations: the range of a value of the model, of the global batch.
+/// One quantiser of activations: the range of a value in the model, over the global batch.
 
 // <chorus/quantization/observer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OBSERVER_HPP
@@ -57429,7 +57559,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
 
 namespace chorus::nn::quantization {
 
-/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+/// The minimum and maximum; infinity and -infinity if no number has been seen.
 struct Range {
   float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
 
@@ -57438,12 +57568,12 @@ struct Range {
   bool finite() const { return std::isfinite(min) && std::isfinite(max); }
 };
 
-/// The last one seen; one of nothing changes nothing.
+/// The last range seen; an empty one changes nothing.
 struct Memoryless {
   Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
 };
 
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// `range += share (seen - range)`, at both ends. The first range seen is taken unchanged; an empty one changes
 /// nothing.
 struct MovingAverage {
   float share = 0.01f;
@@ -57455,14 +57585,14 @@ struct MovingAverage {
   }
 };
 
-/// The least and largest of all.
+/// The minimum and maximum of all numbers seen.
 struct MinMax {
   Range operator()(const Range& range, const Range& seen) const {
     return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
   }
 };
 
-/// A scheme's: memoryless where the share is 1.
+/// A scheme's observer: memoryless if the share is 1.
 inline Range observed(const Range& range, const Range& seen, float share) {
   return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
 }
@@ -57473,23 +57603,23 @@ inline Range observed(const Range& range, const Range& seen, float share) {
 // <chorus/quantization/scheme.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_SCHEME_HPP
-/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
-/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
-/// averaging = 0.001; };`
+/// The integers of activations and weights, and their observers: types for nn::QuantizationAware. Your own scheme
+/// derives from Int8 and hides what differs: `struct Slow : Int8 { static constexpr double averaging = 0.001; };`
 
 namespace chorus {
 
-/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
-/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, one scale per output
+/// channel, from the largest weight of the pass. With [-128, 127] each channel's largest weight would be at 127.5, a
+/// tie.
 struct Int8 {
   static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
   static constexpr bool symmetric_activations = false, per_channel = true;
-  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  /// The weight of the new batch's range in an activation's; 1: ranges are the last batch's.
   static constexpr double averaging = 0.01;
   /// The same for weights.
   static constexpr double weight_averaging = 1;
 };
-/// One scale for all of a layer's weights.
+/// One scale for all weights of a layer.
 struct Int8PerTensor : Int8 {
   static constexpr bool per_channel = false;
 };
@@ -57544,19 +57674,19 @@ namespace chorus::nn::quantization {
 
 class ActivationSite {
  public:
-  /// `name`: the layer's path and what of it: `conv1.output`.
+  /// `name`: the layer's path and the value: `conv1.output`.
   explicit ActivationSite(std::string name);
 
   const std::string& name() const { return name_; }
   Range range() const;
   void set_range(const Range& range) const;
 
-  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
-  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity. Returns whether the batch had any numbers.
+  /// Moves the range towards the whole batch's range. `numbers`: this device's share, possibly empty. All members of
+  /// the batch's group call it. Throws NonFiniteError, on all members, if one has a NaN or infinity. Returns whether
+  /// the batch had any numbers.
   bool observe(const float* numbers, Index count, float share) const;
 
-  /// Throws UsageError where no range is known.
+  /// Throws UsageError if the range is unknown.
   quantized::Levels levels(const Scheme& scheme) const;
 
   void visit(Visitor& visitor) { visitor.buffer(name_, range_); }
@@ -57572,7 +57702,7 @@ class ActivationSite {
 // <chorus/quantization/activation_site_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_ACTIVATION_SITE_IMPL_HPP
-/// How the range of what goes into a layer, or out of it, is followed.
+/// How the range of a layer's input or output is updated.
 
 namespace chorus::nn::quantization {
 
@@ -57624,33 +57754,33 @@ CHORUS_INLINE quantized::Levels ActivationSite::levels(const Scheme& scheme) con
 
 namespace chorus::nn::quantization {
 
-/// What becomes integers: a weight, [out, ...]; a table's, [entries, features], of which some rows are looked up; the
-/// operands of attention's first projections and products.
+/// The quantised parts of a layer: a weight, [out, ...]; a table, [entries, features], of which some rows are looked
+/// up; the operands of attention's first projections and products.
 enum class LayerKind { weighted, table, attention };
 
-/// The ranges of one layer: what comes in where no other layer has rounded it, what goes out (after batch norm and
-/// ReLU), the sum that is made of that and a residual (in a batch norm or with +), what it is concatenated to, and the
-/// folded weights, by output channel; of a table weights alone, of attention what its products take. A sum has no name:
-/// it is that of the last layer whose result it takes.
+/// The ranges of one layer: its input if no other layer has rounded it; its output, after batch norm and ReLU; the sum
+/// of that and a residual (in a batch norm or with +); the concatenation with others; and its folded weights, by output
+/// channel. A table has weights only, attention the operands of its products. A sum's range belongs to the last layer
+/// whose result it adds.
 struct LayerRanges {
   LayerRanges(const std::string& layer, Index channels, LayerKind kind);
 
   /// Moves the ranges towards those of these weights: [channels, ...]. Throws NonFiniteError.
   void observe_weights(const float* weights, Index count, float share) const;
-  /// By output channel, or one for all. Throws UsageError where no range is known.
+  /// By output channel, or one for all. Throws UsageError if a range is unknown.
   std::vector<quantized::Levels> weight_levels(const Scheme& scheme) const;
   void visit(Visitor& visitor);
 
   std::string name, weight_name, min_name, max_name;
   ActivationSite input, output, sum, concatenation;
-  std::vector<ActivationSite> attention;  ///< query, key, value, and the weights of values
+  std::vector<ActivationSite> attention;  ///< query, key, value and attention weights
   Buffer<float, 1, Cpu> weight_min, weight_max;
 
  private:
   LayerKind kind_;
 };
 
-/// A layer's place in the model: its ranges, and the batch norm after it, if it is folded with one.
+/// A layer's data in the model: its ranges, and the batch norm that is folded into it, if any.
 struct LayerPlace {
   const LayerRanges* ranges = nullptr;
   Module* norm = nullptr;
@@ -57664,7 +57794,7 @@ struct LayerPlace {
 // <chorus/quantization/layer_ranges_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_RANGES_IMPL_HPP
-/// How the range of a layer's weights is followed, and where its numbers are kept.
+/// How the range of a layer's weights is updated, and where it is stored.
 
 namespace chorus::nn::quantization {
 
@@ -57732,22 +57862,22 @@ CHORUS_INLINE void LayerRanges::visit(Visitor& visitor) {
 // <chorus/quantization/ops/fake_quantize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_OPS_FAKE_QUANTIZE_HPP
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+/// Fake quantisation with straight-through gradients, and quantisation.
 
 namespace chorus {
 
-// What the tape, and who watches operations, remember of this one.
+// The record of this operation on the tape and for OperationWatch.
 namespace operations {
 struct FakeQuantize {
   static constexpr const char* name = "fake_quantize";
-  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  std::vector<quantized::Levels> levels;  ///< one, or one per entry of `axis`
   int axis = -1;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+/// A tensor's shape as [batch, channels, inner] around `axis`; -1: one channel.
 template <std::size_t Rank>
 kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
   kernels::ChannelShape out;
@@ -57758,7 +57888,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
   return out;
 }
 
-/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+/// Fake quantisation with levels for the whole tensor, or for each entry along `axis`. `what`: its name in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
                                          const std::string& what) {
@@ -57785,7 +57915,7 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
   }
 }
 
-/// Throws UsageError unless these are levels of at most 8 bits or 16.
+/// Throws UsageError for invalid levels; integers are within +-2^16.
 inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
                                         std::int64_t most) {
   constexpr std::int64_t limit = 1 << 16;
@@ -57853,17 +57983,17 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 
 }  // namespace detail
 
-/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
-/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
-/// zero point or integers make no sense, NonFiniteError for a NaN.
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
+/// zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
                                "fake_quantize");
 }
 
-/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
-/// are not as many.
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError if their
+/// number differs.
 template <Operand X>
 auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
@@ -57873,8 +58003,8 @@ auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
       x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
 }
 
-/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
-/// Q does not hold the integers.
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and if Q
+/// can't hold the integers.
 template <Scalar Q, int Rank>
 Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
                                          std::int64_t least, std::int64_t most) {
@@ -57912,8 +58042,8 @@ namespace chorus::nn::quantization {
 class Pass final : public Interceptor {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
-  /// those of an integer model.
+  /// `layers`: by address; a folded batch norm has its layer's entry. `evaluates`: rounded numbers are those of an
+  /// integer model.
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
@@ -57932,7 +58062,7 @@ class Pass final : public Interceptor {
   void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
   bool takes_attention_weights() const override { return attending_ != nullptr; }
   void attends_by(const Storage<Cpu>& weights) override;
-  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  /// Throws UsageError unless the folded norm's layer has just computed `x`.
   void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
   void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
     output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
@@ -57947,18 +58077,18 @@ class Pass final : public Interceptor {
   bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
   void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
 
-  /// What goes into a layer.
+  /// A layer's input, rounded.
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return rounded(x);
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = rounded(x);
-    values_.erase(key(storage));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // other users round it themselves
     inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
-  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  /// A layer's weight, folded if its batch norm is, and rounded. `any`: whether it is applied to any numbers here.
   template <int Rank>
   Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
     const auto& numbers = value_of(w);
@@ -57968,7 +58098,7 @@ class Pass final : public Interceptor {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// What goes into attention's projections: the same tensor into several is seen once.
+  /// The input of attention's projections: a tensor that several of them take is observed once.
   template <int Rank>
   Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -57976,7 +58106,7 @@ class Pass final : public Interceptor {
     const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
     return at_site(place.ranges->input, x, !is_new);
   }
-  /// x as integers stand for it that are those of a site.
+  /// x, rounded to the levels of a site.
   template <int Rank>
   Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
                                      bool observed = false) {
@@ -57986,7 +58116,7 @@ class Pass final : public Interceptor {
     values_.erase(key(storage));
     return out;
   }
-  /// x, rounded where it is a layer's result that is not yet.
+  /// x, rounded if it is a layer's result that is not rounded yet.
   template <int Rank>
   Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -57999,34 +58129,34 @@ class Pass final : public Interceptor {
                 {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
     return out;
   }
-  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
-  /// followed by a `relu` or not.
+  /// Records the output of a layer, or, if it is folded, of its batch norm; `product`: in integers, if known; `relu`: a
+  /// ReLU follows.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  /// In evaluation: the levels of the weights and of x, which has gone through `input`.
   std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
 
  private:
   static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
-  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  /// The site of the value in `storage`, which has these numbers, if it must be rounded.
   const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
-  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
-  /// where they stand in another order than those of `from`.
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be overwritten if an integer model's differ; empty if
+  /// their order differs from that of `from`.
   void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
-  /// In evaluation, of a value that was rounded: its levels.
+  /// In evaluation, for a rounded value: its levels.
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
 
   struct Value {
-    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    Storage<Cpu> storage;  // kept, so that its address is not reused in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;     // the batch norm that has to come next
-    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
-    std::size_t call = 0;               // that layer's place in the pass
+    const Module* awaits = nullptr;     // the batch norm that must come next
+    const LayerPlace* place = nullptr;  // of the layer that computed it, or its last part
+    std::size_t call = 0;               // that layer's number in the pass
     bool rounded = false, observed = false;
-    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // its integer form, if only a ReLU (`relu`) followed
     bool relu = false;
   };
-  /// What a layer has taken that is no layer's result, and rounded as that.
+  /// An input of a layer that is no layer's result, and was rounded by that layer.
   struct Input {
     Storage<Cpu> storage;
     Index count;
@@ -58049,10 +58179,10 @@ class Pass final : public Interceptor {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
-  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_map<const void*, Input> inputs_;  // by the address of their first number
   std::unordered_set<const ActivationSite*> taken_joints_;
   JointSite joint_;
-  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::vector<const void*> lent_;  // inputs that are values only during a joint
   std::size_t calls_ = 0;
   const LayerPlace* attending_ = nullptr;
   std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;
@@ -58064,26 +58194,26 @@ class Pass final : public Interceptor {
 // <chorus/quantization/pass_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_PASS_IMPL_HPP
-/// How a pass finds out where what a layer takes comes from.
+/// How a pass finds the origin of a layer's input.
 
 // <chorus/quantization/layer_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_LAYER_OUTPUT_HPP
-/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+/// The output of a layer with weights (Linear, convolutions) under fake quantisation.
 
 // <chorus/quantization/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_QUANTIZATION_FOLD_BATCH_NORM_HPP
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+/// Folds batch norm into the preceding layer, as integer models do: rounds the weight after multiplication by
+/// fold_factor = gamma / sqrt(running_var + eps), and divides the layer's result by that factor, so that batch norm can
+/// normalise as usual (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
 
 namespace chorus::nn::quantization {
 
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+/// Whether batch norm multiplies a channel by 0.
 inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
 
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+/// By channel: its fold factor, and the factor's derivative by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
   std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
@@ -58093,16 +58223,16 @@ struct FoldFactors {
       const float var = running_var.data()[i];
       factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
       slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      // A channel that batch norm multiplies by 0 can't be divided by that factor, so it is not folded. The layer's
+      // result has no effect on later layers there, and gamma gets its gradient.
       nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
       if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
 
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
+/// By channel: the layer's bias after folding, as in integer models. Operands of `channels` numbers; null means 0,
+/// gamma 1.
 inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
                                         const float* running_mean, const float* running_var, float eps) {
   std::vector<float> out;
@@ -58116,7 +58246,7 @@ inline std::vector<float> folded_biases(Index channels, const float* bias, const
 
 namespace detail {
 
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets a gradient, too.
 template <int Rank>
 Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
                                          const FoldFactors& factors, int axis, bool divided) {
@@ -58167,12 +58297,12 @@ Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, co
 
 }  // namespace detail
 
-/// weight: [out, ...], times the fold factor of each output channel.
+/// weight: [out, ...], multiplied by the fold factor of each output channel.
 template <int Rank>
 auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(weight, gamma, factors, 0, false);
 }
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+/// y: [batch, out, ...], a folded layer's result, divided by the fold factors.
 template <int Rank>
 auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(y, gamma, factors, 1, true);
@@ -58183,18 +58313,18 @@ auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& 
 
 namespace chorus::nn::quantization {
 
-/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+/// A layer's function of x, a weight and a bias, which may be an empty Variable.
 template <int XRank, int WRank>
 using LayerFunction = std::function<Variable<float, XRank, Cpu>(
     const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
 
-/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+/// `product(x, w, no bias)` in integers, for evaluation; null if there is no integer form. x and w are on their levels.
 template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
                                                   const Variable<float, WRank, Cpu>& w,
                                                   const LayerFunction<XRank, WRank>& product) {
-  // Of these layers there are integer forms.
+  // Only these layers have integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
     const auto& weight = value_of(w);
@@ -58216,7 +58346,7 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
   }
 }
 
-/// What a layer makes of x by `f(x, weight, bias)`.
+/// A layer's output for x, computed with `f(x, weight, bias)`.
 template <int XRank, int WRank>
 Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
                                          const Variable<float, WRank, Cpu>& weight,
@@ -58262,7 +58392,7 @@ Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, co
 namespace chorus::nn::quantization {
 
 namespace detail {
-/// Calls `f(rank)` with one of these ranks, as a constant.
+/// Calls `f(rank)` with the one of these ranks that matches, as a constant.
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
@@ -58391,7 +58521,7 @@ CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu
 }
 
 CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
-  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  // The site is that of the last of these layers whose site is still unused in this pass.
   const Value* last = nullptr;
   bool is_free = false;
   for (const auto& x : operands) {
@@ -58467,7 +58597,7 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
   value.rounded = rounded || (exact && value.rounded);
   value.observed = value.observed || !exact;
   if (value.rounded || !exact) value.product = nullptr;
-  value.relu = true;  // no other function is exact, and takes what is not rounded
+  value.relu = true;  // no other function is exact and accepts unrounded numbers
   values_.insert_or_assign(key(result), value);
 }
 
@@ -58479,8 +58609,8 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
 
 namespace chorus::nn::quantization {
 
-/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
-/// and running statistics: those are folded.
+/// A layer with weights. If a batch norm with the same number of channels and running statistics is listed directly
+/// after it in the same module, that is folded into it.
 struct FoundLayer {
   std::string name, norm_name;
   Module* layer = nullptr;
@@ -58499,12 +58629,12 @@ bool is_one(const Module& module) {
 }
 }  // namespace detail
 
-/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
-/// UsageError for weights that are not float.
+/// All such layers, in the order in which they are listed; a layer listed twice at its first place. Throws UsageError
+/// for weights that are not float.
 inline std::vector<FoundLayer> find_layers(Module& model) {
   struct Find final : nn::detail::Walker {
     std::vector<FoundLayer> found;
-    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    const Module* before = nullptr;  // the layer entered last, and the module that lists it
     std::string listed_in;
 
     void enter(Module& module) override {
@@ -58557,7 +58687,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
   return std::move(find.found);
 }
 
-/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+/// The data of a model's layers, by address. A copy is empty, as its model's layers have other addresses.
 class Places {
  public:
   Places() = default;
@@ -58567,7 +58697,7 @@ class Places {
     return *this;
   }
 
-  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  /// `ranges`: in the order of find_layers.
   const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
     if (!layers_.empty() || ranges.empty()) return layers_;
     const auto found = find_layers(model);
@@ -58590,7 +58720,7 @@ namespace chorus::nn {
 
 namespace quantization {
 
-/// How a model computes: the three switches of QuantizationAware.
+/// The three switches of QuantizationAware.
 struct Phases {
   bool observe = true, fake_quantize = true, norms_frozen = false;
   friend bool operator==(const Phases&, const Phases&) = default;
@@ -58601,12 +58731,12 @@ inline void append(std::string& out, const Phases& phases) {
              text(phases.norms_frozen), ")");
 }
 
-/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+/// A model's phases as a buffer, so that they are saved with it, and the program's changes since the last pass.
 class KeptPhases {
  public:
   KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
 
-  /// From now on `member` of Phases is `on`.
+  /// Sets `member` of Phases to `on`.
   void set(bool Phases::*member, bool on) {
     if (!called_) now_ = kept();
     called_ = true;
@@ -58614,8 +58744,8 @@ class KeptPhases {
     keep(now_);
   }
   Phases get() const { return called_ ? now_ : kept(); }
-  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
-  /// ways: they would wait for each other, or drift apart.
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, if their phases differ: they
+  /// would deadlock or diverge.
   Phases begin_pass() {
     const Phases own = get();
     if (const auto group = batch_group()) {
@@ -58650,7 +58780,7 @@ class KeptPhases {
   }
 
   Buffer<std::int64_t, 1, Cpu> buffer_;
-  Phases now_;  // as the program has called
+  Phases now_;  // with the program's changes
   bool called_ = false;
 };
 
@@ -58668,27 +58798,27 @@ class Ranges : public Module {
 
 }  // namespace quantization
 
-/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
-/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+/// `Model`, computed with the rounding of integers, so that training adapts to it: a model type like any other, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, with any training loop.
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
-/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
-///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
-///   float: recurrent layers, transposed convolutions.
-/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
-///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
-///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
-/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
-///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
-/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
-///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+/// - Each layer with weights (Linear, Conv1d to Conv3d) rounds its weight and takes rounded inputs. Its result is
+///   rounded where such a layer or a pooling uses it, after a ReLU that follows, and at the end of the model. Other
+///   values (the model's input, results of other functions) are rounded by the layer that takes them. Recurrent layers
+///   and transposed convolutions stay float.
+/// - `a + b` and `concat` round layers' results; the sum has a range of its own, named after the last layer in it:
+///   `quantization.conv2.sum`. This requires one operand that is a layer's result; the other has its shape or was taken
+///   by a layer before. Other sums stay float. Dropout rounds its input and keeps the levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds the operands of its first projection and of both
+///   products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm that CHORUS_MODULE (or a Sequential) lists directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded after multiplication by gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
-/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
-///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
-///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
-/// last integer. Throws NonFiniteError for NaNs.
+/// - Ranges are the global batch's, independent of the number of devices, and observed in training only. Each takes a
+///   collective of 16 bytes; one of 48 bytes per pass compares the ranks' phases. Ranges are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by name, with `io::load(net.module(), path,
+///   {.strict = false})`.
+/// Evaluation changes nothing and needs ranges. Its rounded values are those of `quantized(model, x)`, to the last
+/// integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -58697,7 +58827,7 @@ class QuantizationAware : public Module {
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
-  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_))
@@ -58706,7 +58836,7 @@ class QuantizationAware : public Module {
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }
 
-  /// What `Model::forward` takes and gives.
+  /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
@@ -58728,11 +58858,11 @@ class QuantizationAware : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  /// Whether passes in training move the ranges of activations and weights. All ranks call this and the next two alike.
   void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
-  /// Whether numbers are rounded; without, the model is the float one.
+  /// Whether numbers are rounded; if not, the model is the float one.
   void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
-  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  /// From now on folded batch norms use their running statistics in training, too, and don't update them.
   void freeze_norms(bool frozen = true) {
     quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
     if (frozen) return;
@@ -58741,9 +58871,9 @@ class QuantizationAware : public Module {
   }
   quantization::Phases phases() const { return quantization_.phases.get(); }
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
-  /// What is known of each layer, in the order in which they are listed.
+  /// The ranges of each layer, in the order in which they are listed.
   const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
   const quantization::Scheme& scheme() const { return scheme_; }
 
@@ -58768,7 +58898,7 @@ class QuantizationAware : public Module {
   }
 
   quantization::Scheme scheme_;
-  mutable Model model_;  // a visit hands out its layers
+  mutable Model model_;  // a visit gives out its layers
   mutable quantization::Ranges quantization_;
   mutable quantization::Places places_;
 };
@@ -61223,56 +61353,55 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 // <chorus/same_bits/data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
-/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+/// DataParallel with canonical shares: each device takes whole shares; there are at least as many shares as devices.
 
 // <chorus/same_bits/checked_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_CHECKED_SHARES_HPP
-/// How many canonical shares a policy may have.
+/// Checks the number of canonical shares.
 
 // <chorus/same_bits/share_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TREE_HPP
-/// Canonical shares: a batch is cut into the same shares whatever the number of devices, and what the shares give is
-/// added up in one fixed binary tree. Rounding then does not depend on who computes what.
+/// Canonical shares: a batch is cut into the same shares on any number of devices, and their results are added up in
+/// one fixed binary tree. Rounding then does not depend on the assignment of shares to devices.
 
 namespace chorus::same_bits {
 
-/// Neighbouring shares, first to last: of a device, or those whose numbers have been added up.
+/// Neighbouring shares [begin, end): those of a device, or those in a sum.
 struct ShareRange {
   std::size_t begin = 0, end = 0;
 
   std::size_t count() const { return end - begin; }
-  /// Whether this one and `next` are the two halves of a node of the tree.
+  /// Whether this range and `next` are the two halves of a node of the tree.
   bool joins(const ShareRange& next) const;
   friend bool operator==(const ShareRange&, const ShareRange&) = default;
 };
 
-/// The shares of device `i` of `devices`, of which there are at most as many: whole ones, in the order of devices.
+/// The whole shares of device `i` of `devices`, which are at most as many, in the order of devices.
 constexpr ShareRange shares_of_device(std::size_t shares, std::size_t devices, std::size_t i) {
   const auto all = static_cast<std::int64_t>(shares);
   return {static_cast<std::size_t>(share_begin(all, devices, i)),
           static_cast<std::size_t>(share_begin(all, devices, i + 1))};
 }
 
-/// The tree, as it is climbed: numbers of shares come from left to right, and two neighbours are added as soon as they
-/// are the halves of a node, as a binary counter carries. Halves are powers of two as long as there are shares for
-/// them: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). What a device has of its own run of shares is then at most 2 log2 of
-/// their number.
+/// Builds the tree from left to right: two neighbours are added as soon as they are the halves of a node, as a binary
+/// counter carries. Left halves are powers of two: of 7 shares, (((0 1) (2 3)) ((4 5) 6)). A device's own run of shares
+/// then leaves at most 2 log2 of their number as sums.
 class ShareTree {
  public:
-  /// The next shares. Calls `add(depth)` whenever the last two sums become one, of which there are `depth` then.
+  /// Adds the next shares. Calls `add(depth)` whenever the last two sums become one; `depth` sums are left then.
   template <class Add>
   void push(ShareRange shares, const Add& add) {
     sums_.push_back(shares);
     while (sums_.size() > 1 && sums_[sums_.size() - 2].joins(sums_.back())) add_last(add);
   }
-  /// All shares have come: one sum is left.
+  /// All shares have been added: one sum is left.
   template <class Add>
   void finish(const Add& add) {
     while (sums_.size() > 1) add_last(add);
   }
-  /// What has been added up so far, from left to right.
+  /// The sums so far, from left to right.
   const std::vector<ShareRange>& sums() const { return sums_; }
 
  private:
@@ -61287,20 +61416,20 @@ class ShareTree {
   std::vector<ShareRange> sums_;
 };
 
-/// The sums that are left of a run of so many shares; one where it has all of them.
+/// The sums that a run leaves, out of `shares`; one if it has all of them.
 std::vector<ShareRange> sums_of(ShareRange run, std::size_t shares);
 
-/// Values of shares, or of sums of them, added up in the order of the tree.
+/// Adds up values of shares, or of sums of them, in the order of the tree.
 template <class Value>
 class TreeSum {
  public:
-  /// The next one, of these shares. `add(left, right)` makes `left` the sum of both.
+  /// Adds the value of these shares. `add(left, right)` adds `right` to `left`.
   template <class Add>
   void push(ShareRange shares, Value value, const Add& add) {
     values_.push_back(std::move(value));
     tree_.push(shares, last_two(add));
   }
-  /// The sum, when all have come; null of none.
+  /// The sum of all; null if there are none.
   template <class Add>
   const Value* finish(const Add& add) {
     tree_.finish(last_two(add));
@@ -61320,7 +61449,7 @@ class TreeSum {
   std::vector<Value> values_;
 };
 
-/// Numbers of all shares as one; 0 of none.
+/// The sum of all shares' numbers; 0 if there are none.
 double add_shares(std::span<const double> of_share);
 
 }  // namespace chorus::same_bits
@@ -61361,8 +61490,8 @@ CHORUS_INLINE double add_shares(std::span<const double> of_share) {
 
 namespace chorus::same_bits {
 
-/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
-/// don't lie along the first axis.
+/// Returns `shares`. Throws UsageError for an invalid number, for more devices than shares, and if samples are not
+/// along the first axis.
 [[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
@@ -61379,7 +61508,7 @@ namespace chorus::same_bits {
 // <chorus/same_bits/device_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SUMS_HPP
-/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+/// Canonical shares on several devices: their assignment, and step 5, reduce, in the order of the tree.
 
 // <chorus/same_bits/batch_cut.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
@@ -61388,10 +61517,10 @@ namespace chorus::same_bits {
 
 namespace chorus::same_bits {
 
-/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+/// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
 class BatchCut : public BatchParts {
  public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  /// This process has the shares `run` of `shares`, with `samples` samples in total.
   BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
 
   std::size_t shares() const { return shares_; }
@@ -61412,7 +61541,7 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// Where backward passes through such a policy.
+/// The node of backward through such a policy.
 class SharesNode final : public dp::BackwardNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
@@ -61422,15 +61551,15 @@ class SharesNode final : public dp::BackwardNode {
   const std::shared_ptr<const BatchCut> cut;
 };
 
-/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+/// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
+/// is recorded. Throws UsageError if it depends on batches that are cut in different ways.
 [[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
 
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
+/// `nodes`: of a backward run. Throws UsageError if a gradient of a net's output, of samples in shares, comes from
+/// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one lives, losses look for cuts.
+/// While one exists, losses look for cuts.
 class CutsBatches {
  public:
   CutsBatches() {
@@ -61450,7 +61579,7 @@ class CutsBatches {
 // <chorus/same_bits/batch_cut_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_IMPL_HPP
-/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+/// How a batch's cut is found, which gradients may reach a net, and how the shares of all processes are added up.
 
 namespace chorus::same_bits {
 
@@ -61486,7 +61615,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
                       " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  detail::FoundNodes beside;  // what others than means go back into
+  detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
@@ -61497,7 +61626,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
-  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  std::vector<double> numbers(3 * shares_);  // for all shares: sums, divisors, numbers of samples
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::size_t share = run_.begin + i;
     numbers[share] = sums[i];
@@ -61527,17 +61656,17 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
 // <chorus/same_bits/device_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DEVICE_SHARES_HPP
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+/// One device's canonical shares: its copy of the model computes them one after the other, forward and backward.
 
 // <chorus/same_bits/gradient_tree.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_GRADIENT_TREE_HPP
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// Adds up the gradients of a device's canonical shares in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
 namespace chorus::same_bits {
 
-/// `to` grows by `from`, both on one device.
+/// Adds `from` to `to`, both on one device.
 template <Device D>
 void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
   ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
@@ -61556,21 +61685,21 @@ class GradientCopy {
   std::vector<Storage<D>> groups_;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
+/// The tree of one device. The shares' gradients of a parameter arrive in order; each is added as soon as it is
+/// complete, while it is in the caches. In the end the last sum is in the parameters' own gradients; earlier sums, if
+/// the run leaves more than one, are in copies. There are at most log2(shares) + 1 copies, and none for a device with
+/// one share.
 template <Device D>
 class GradientTree {
  public:
   explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  /// A backward pass over these shares, out of `shares`, begins. There are no gradients.
   void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  /// The gradient of entry `i` from the run's share number `share` is complete, and is at `gradient`: the parameter's
+  /// own place, or another. Throws UsageError if it has arrived before.
   void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  /// The share has ended. Calls `late(i)` for parameters without a gradient in the last share that had one in others.
   template <class Late>
   void end_share(std::size_t share, const Late& late) {
     for (std::size_t i = 0; i < taken_.size(); ++i)
@@ -61581,9 +61710,9 @@ class GradientTree {
 
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
+  /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
+  /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
  private:
@@ -61592,8 +61721,8 @@ class GradientTree {
     std::vector<char> has;  // by entry
   };
 
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
+  /// The operations for a share's gradient: how many earlier sums are added, how many remain below, and whether the run
+  /// ends.
   struct Step {
     std::size_t carries, depth;
     bool last;
@@ -61601,20 +61730,20 @@ class GradientTree {
 
   void begin_anew();
   std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  // Adds the gradient of entry `i` to earlier sums and stores it in its sum.
   void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  // A share has no gradient of entry `i`: it counts as 0 if other shares in its sum have one.
   bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
+  // Completes the sums before the last one: 0 if they have no gradient.
   void fill_sums(std::size_t i, std::size_t depth);
 
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
   std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
+  ShareTree tree_;           // at the end of the run
   std::vector<Step> steps_;  // by share of the run
   std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  std::vector<std::size_t> taken_;  // by entry: the number of shares taken
 };
 
 }  // namespace chorus::same_bits
@@ -61756,22 +61885,22 @@ void GradientTree<D>::fill_sums(std::size_t i, std::size_t depth) {
 // <chorus/same_bits/share_buffers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_HPP
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+/// A model's buffers, such as running statistics, if one copy of the model computes several canonical shares.
 
 namespace chorus::same_bits {
 
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
+/// Every share begins with the buffers as they were before the pass, and keeps its own writes while other shares run.
+/// The first share's writes remain: the same as with one device per share.
 template <Device D>
 class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
+  /// That share begins, after the earlier ones, or continues.
   void enter(std::size_t share);
-  /// It has ended, or others go on.
+  /// The share has ended, or others continue.
   void leave(std::size_t share);
   void end_pass();
 
@@ -61779,11 +61908,11 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
+    std::size_t begun = 0;  // number of shares that have begun
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  // Code that records writes is notified: values saved by a graph are out of date.
   void copy_in(std::size_t i, const Storage<D>& from);
 
   const std::vector<nn::NamedBuffer<D>>& buffers_;
@@ -61796,7 +61925,7 @@ class ShareBuffers {
 // <chorus/same_bits/share_buffers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_BUFFERS_IMPL_HPP
-/// How buffers of shares are told apart, and become one.
+/// How shares' buffers are kept apart and merged.
 
 namespace chorus::same_bits {
 
@@ -61855,11 +61984,11 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
 // <chorus/same_bits/share_scope.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
-/// What a model finds around it while it computes one canonical share.
+/// The random numbers and batch group that a model uses for one canonical share.
 
 namespace chorus::same_bits {
 
-/// Refuses layers that look at the batch of all devices.
+/// Refuses layers that need the batch of all devices.
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
@@ -61871,10 +62000,10 @@ class NoBatchGroup final : public BatchGroup {
 };
 
 /// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
+/// and means are the share's.
 class ShareScope {
  public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),
@@ -61895,31 +62024,31 @@ class ShareScope {
 // <chorus/same_bits/side_by_side.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SIDE_BY_SIDE_HPP
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+/// Canonical shares for layers that need the whole batch, such as SyncBatchNorm.
 
 // <chorus/same_bits/share_turns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_HPP
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+/// Runs a device's canonical shares through the model side by side: for layers that need the whole batch.
 
 namespace chorus::same_bits {
 
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+/// Each share has a thread, and only one runs at a time: a share runs until it ends or waits for the others in `meet`;
+/// then the next one runs. The first is the calling thread. So shares reach any point of the program in order.
 class ShareTurns {
  public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  /// A share's task; `enter` and `leave` are called around each of its turns.
   struct Work {
     std::function<void(std::size_t)> task, enter, leave;
   };
 
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
-  /// Throws what a task has thrown, of several the one because of which others have.
+  /// Rethrows a task's exception; of several, the one that caused the others.
   void run(std::size_t shares, Work work);
 
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
+  /// In share `i`'s task: waits until all shares have arrived; then `complete()` is called in the first one's thread.
+  /// Throws UsageError if a share ends without arriving.
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
@@ -61940,7 +62069,7 @@ class ShareTurns {
 
  private:
   void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
+  // Only the share whose turn it is writes members.
   void await_turn(std::size_t i);
   void leave(std::size_t i);
   void pass_on(std::size_t i);
@@ -61953,7 +62082,7 @@ class ShareTurns {
   std::vector<char> ended_;
   std::size_t arrived_ = 0, round_ = 0;
   std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+  std::unique_ptr<detail::ThreadTeam> team_;  // the kernels' threads, saved between turns
 };
 
 }  // namespace chorus::same_bits
@@ -61962,7 +62091,7 @@ class ShareTurns {
 // <chorus/same_bits/share_turns_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_TURNS_IMPL_HPP
-/// How shares that go side by side take turns.
+/// How shares side by side take turns.
 
 namespace chorus::same_bits {
 
@@ -62024,28 +62153,28 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
 
 namespace chorus::same_bits {
 
-/// Whether a layer of the model looks at the whole batch.
+/// Whether a layer of the model needs the whole batch.
 [[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
 
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+/// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
 template <Device D>
 class SideBySide {
  public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  /// For `run`, out of `shares` shares. References must outlive this.
   SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
   /// Nodes of the tape may outlive it.
   ~SideBySide();
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
+  /// Runs `task(i)` for the first `count` shares of the run. `used`: how many have samples. `devices`: the group of all
+  /// devices that share the batch, null for a single one.
   void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
            const std::function<void(std::size_t)>& task);
   std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
 
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, and drops the gradient afterwards.
   template <class F>
   void with_gradient(Node& leaf, const F& f) const {
     const auto found = number_of_.find(&leaf);
@@ -62067,7 +62196,7 @@ class SideBySide {
 
   void stand_in(std::span<const Ref<Node>> leaves);
   void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  // Adds up each value over all shares in the order of the tree; shares without samples give 0.
   void add_up();
 
   ShareBuffers<D>& buffers_;
@@ -62079,7 +62208,7 @@ class SideBySide {
   std::vector<std::vector<double>> values_;  // by share of the run
   std::vector<double> total_;
   std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
+  std::vector<Node*> nodes_;                    // of the parameters
   std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
   std::unordered_map<const Node*, std::size_t> number_of_;
   std::vector<std::shared_ptr<Group>> groups_;
@@ -62194,7 +62323,7 @@ namespace chorus::same_bits {
 template <Device D>
 class DeviceShares {
  public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  /// `run`: the device's, out of `shares` shares. References must outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
@@ -62202,11 +62331,11 @@ class DeviceShares {
   }
 
   const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
+  /// The sums of gradients of the last backward pass.
   const GradientTree<D>& tree() const { return tree_; }
 
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
+  /// `task(i)` computes the device's i-th share; its shares are `count` parts of `split` from `first` on. Returns
+  /// whether random numbers were drawn.
   template <class Task>
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
@@ -62223,8 +62352,8 @@ class DeviceShares {
     return drew;
   }
 
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  /// Backward from the shares' outputs; the first `used` of all shares have samples. There are no gradients before.
+  /// `devices`: their BatchGroup, null for a single one. Calls `complete(leaf)` when a parameter's sums are complete.
   template <class Complete>
   void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
                 std::shared_ptr<BatchGroup> devices, const Complete& complete) {
@@ -62239,7 +62368,7 @@ class DeviceShares {
   }
 
  private:
-  /// Of the share number `i`.
+  /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
     Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
@@ -62249,7 +62378,7 @@ class DeviceShares {
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
         take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
-    // The gradient of the parameter whose leaf that is.
+    // Takes the gradient of the parameter with that leaf.
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
@@ -62260,7 +62389,7 @@ class DeviceShares {
     const Complete& complete;
   };
 
-  // `with_samples`: so many of the shares have any.
+  // `with_samples`: the number of shares that have samples.
   template <class Task>
   void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
                const Task& task) {
@@ -62278,7 +62407,7 @@ class DeviceShares {
   ShareRange run_;
   ShareBuffers<D> buffers_;
   GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+  std::optional<SideBySide<D>> side_by_side_;  // if a layer needs the whole batch
 };
 
 }  // namespace chorus::same_bits
@@ -62287,16 +62416,16 @@ class DeviceShares {
 // <chorus/same_bits/earlier_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_HPP
-/// Gradients that were there before a backward pass over canonical shares.
+/// Gradients that existed before a backward pass over canonical shares.
 
 namespace chorus::same_bits {
 
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+/// Gradients of earlier passes, and of loss terms without samples, such as a weight penalty: equal on all processes,
+/// and part of no share. They are put aside, and added once to the sum over all shares.
 template <Device D>
 class EarlierGradients {
  public:
-  /// No gradient is there any more.
+  /// Puts all gradients aside: none is left.
   void take(const nn::FlatParameters<D>& flat);
   void give_back();
 
@@ -62314,7 +62443,7 @@ class EarlierGradients {
 // <chorus/same_bits/earlier_gradients_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_EARLIER_GRADIENTS_IMPL_HPP
-/// How gradients of earlier passes are laid aside, and added again.
+/// How gradients of earlier passes are put aside and added again.
 
 namespace chorus::same_bits {
 
@@ -62353,7 +62482,7 @@ void EarlierGradients<D>::give_back() {
 
 namespace chorus::same_bits {
 
-/// Of DataParallel's devices.
+/// For DataParallel's devices.
 template <class Model>
 class DeviceSums {
  public:
@@ -62370,7 +62499,7 @@ class DeviceSums {
   std::size_t shares() const { return shares_; }
   /// By device.
   const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
+  /// The shares of each device, out of the first `used`, for devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
     for (const auto& device : devices_)
@@ -62378,17 +62507,17 @@ class DeviceSums {
     return runs;
   }
 
-  /// For the outputs of such a pass.
+  /// The cut for the outputs of such a pass.
   std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
     return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
   }
 
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  /// From each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
   void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
     earlier_.take(replicas_.parameters(0));
     const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
+    // The task owns its data, because a device may end late.
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
       devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
                            [](Node&) {});
@@ -62399,10 +62528,10 @@ class DeviceSums {
 
  private:
   struct Sum {
-    std::size_t device, number;  // of the device's sums
+    std::size_t device, number;  // index among the device's sums
   };
 
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  // Adds the sums of all devices into the first device's gradients: each right sum is added to its left neighbour.
   void reduce(std::size_t used) {
     const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
       return replicas_.parameters(i).entries()[p].parameter();
@@ -62413,7 +62542,7 @@ class DeviceSums {
         [&](std::size_t p) {
           bool any = false;
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+          for (std::size_t i = 0; any && i < used; ++i)  // a missing gradient is zero
             if (!parameter(i, p).grad_arrived())
               zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);
@@ -62459,14 +62588,14 @@ class DeviceSums {
 
 namespace chorus {
 
-/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
-/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
-/// takes this type, on any number of devices up to that of the shares:
+/// A model whose batches are cut into `Shares` canonical shares, whatever the number of devices. Shares are computed
+/// one after the other and added up in one fixed tree. A run then ends with the same bits under every policy that takes
+/// this type, on any number of devices up to the number of shares:
 ///
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
-/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+/// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
@@ -62474,12 +62603,12 @@ class SameBits : public nn::Module {
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// A model becomes one of so many shares by itself.
+  /// Converts a model implicitly to one with that many shares.
   SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
-  /// The policy throws UsageError for a number that it can't have.
+  /// The policy throws UsageError for an invalid number.
   SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
   int shares() const { return shares_; }
 
@@ -62509,11 +62638,11 @@ SameBits(Model, int) -> SameBits<Model, 0>;
 // <chorus/same_bits/share_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_LOSSES_HPP
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+/// Combines losses that a model returned, one for each canonical share, to the whole batch's.
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times one.
+/// Whether each share's loss is a sum, or a number times a sum.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
@@ -62531,8 +62660,8 @@ inline bool are_sums(Node& losses) {
   return true;
 }
 
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
+/// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
+/// Throws UsageError if it doesn't, and for sums of means over different numbers.
 template <Real T, Device D>
 std::vector<double> mean_over_of_shares(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
@@ -62566,13 +62695,13 @@ std::vector<double> mean_over_of_shares(Node& losses) {
   return out;
 }
 
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+/// The mean over the whole batch, on all processes, from `losses`, [shares of this process].
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
   const auto values = losses.value().to_vector();
   const bool sums_only = are_sums(*losses.node());
   const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  std::vector<double> sums, overs;  // shares without samples come last and are left out
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);
@@ -62606,7 +62735,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   template <class Other>
   using rebind = DataParallel<SameBits<Other, Shares>>;
 
-  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  /// See DataParallel. Throws UsageError for an invalid number of shares.
   DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model.model()), std::move(options), seed),
         sums_(this->model_, this->replicas_,
@@ -62619,7 +62748,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   }
 
   int canonical_shares() const { return static_cast<int>(sums_.shares()); }
-  /// See DataParallel; of losses that the model returns, one a share.
+  /// See DataParallel; for losses that the model returns, one per share.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     this->scalars_.check_count(losses.numel());
@@ -62627,7 +62756,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
   }
 
-  /// The five steps of DataParallel, of several shares a device.
+  /// The five steps of DataParallel, with several shares per device.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
@@ -62642,7 +62771,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
-    // A task owns what it works with, for a device may come back late.
+    // A task owns its data, because a device may end late.
     this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {
@@ -62683,28 +62812,28 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
 // <chorus/same_bits/distributed_data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_DATA_PARALLEL_HPP
-/// DistributedDataParallel in canonical shares: gradients travel as sums of shares, by an all-gather, and `no_sync`
-/// saves no messages. Each bucket leaves as soon as a rank's last share has its gradients.
+/// DistributedDataParallel with canonical shares: gradients are sent as sums of shares, with an all-gather, and
+/// `no_sync` saves no messages. Each bucket is sent as soon as a rank's last share has its gradients.
 
 // <chorus/same_bits/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
-/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
-/// the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
+/// and the sums of all runs are added up in the order of the tree.
 
 // <chorus/same_bits/bucket_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
-/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+/// Adds up the ranks' sums of shares of a bucket in the order of the tree.
 
 // <chorus/same_bits/sums_of_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
+/// Adds up the canonical shares' sums of several ranks in the order of the tree.
 
 namespace chorus::same_bits {
 
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+/// By rank: its sums of a batch of that many samples; none if its shares have no samples.
 inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
   const std::size_t used = std::min(shares, batch);
   std::vector<std::vector<ShareRange>> sums;
@@ -62715,8 +62844,8 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
   return sums;
 }
 
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
+/// Adds up the ranks' sums in place, with the result in `total`. `numbers(rank, k)`: the address of a rank's k-th sum;
+/// called from left to right.
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {
@@ -62733,13 +62862,13 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
+/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
+/// tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares` in all; `tree` of this rank's run.
+  /// `shares`: their total number; `tree`: of this rank's run.
   BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
@@ -62748,7 +62877,7 @@ class BucketSums final : public ddp::BucketSums {
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Which sums each rank has of this batch.
+  // Determines which sums of this batch each rank has.
   void share_out();
 
   struct Gathered {
@@ -62757,8 +62886,8 @@ class BucketSums final : public ddp::BucketSums {
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<std::vector<ShareRange>> sums_;  // by rank
+  std::size_t most_ = 1;                       // the maximum number of sums of a rank
   std::vector<Gathered> gathered_;             // by bucket
 };
 
@@ -62768,7 +62897,7 @@ class BucketSums final : public ddp::BucketSums {
 // <chorus/same_bits/bucket_sums_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_IMPL_HPP
-/// How the sums of ranks are added up in the order of the tree.
+/// How the ranks' sums are added up in the order of the tree.
 
 namespace chorus::same_bits {
 
@@ -62788,7 +62917,7 @@ void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
     auto* const to = static_cast<std::byte*>(own.data());
     for (std::size_t k = 0; k < tree_.sums().size(); ++k)
       copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
+    if (tree_.sums().size() < most_)  // sent but not read
       zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
     mine = to;
   }
@@ -62833,17 +62962,16 @@ void BucketSums<D, Communicator>::share_out() {
 // <chorus/same_bits/model_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
-/// A model that computes its batch one canonical share after the other, forward and backward.
+/// A model that computes its batch share by share, forward and backward.
 
 // <chorus/same_bits/join_shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_JOIN_SHARES_HPP
-/// What a model has returned for each canonical share as what it returns for one batch.
+/// Joins a model's outputs for each canonical share to the output for one batch.
 
 namespace chorus::same_bits {
 
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Other values must be equal for all shares.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
   JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)
@@ -62896,15 +63024,15 @@ class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// What a policy of several processes adds.
+  /// The functions of a policy of several processes.
   struct Processes {
-    /// Sums over all of them.
+    /// Sums over all processes.
     std::function<void(std::span<double>)> sum;
     /// The whole batch's number of samples, in backward.
     std::function<Index()> batch;
   };
 
-  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
       : model_(model),
@@ -62921,15 +63049,15 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares() const { return shares_; }
   /// The sums of this process's gradients.
   const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  /// `arrived(leaf)` is called in the last share's backward pass when a parameter's sums are complete, `ended()` when
+  /// all are. Processes add up their sums there, before the parameters' hooks run.
   void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
   void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  /// The model's output for this process's samples. `random`: of the first of them.
+  /// Returns the model's output for this process's samples. `random`: from its first sample on.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    // Shares without samples come last; for an empty batch one share is computed, to get the output's shape.
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
@@ -62948,7 +63076,7 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// Of one pass.
+  /// The cut of one pass.
   class Cut final : public BatchCut {
    public:
     Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
@@ -62958,10 +63086,10 @@ class ModelShares final : private dp::BackwardRunner {
     }
 
    private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
   };
 
-  // What has no samples is the same for all processes, and no one of them has its gradient.
+  // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
@@ -62996,14 +63124,14 @@ class ModelShares final : private dp::BackwardRunner {
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
   dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  std::shared_ptr<BatchGroup> group_;  // the group of processes that layers see
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
-/// all samples at once. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)` in shares. Without recording, a model that returns scalars computes all samples at once.
+/// Throws UsageError for inputs that can't be cut.
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
@@ -63032,7 +63160,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   static constexpr bool adds_up_in_pass = true;
 
   int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
-  /// Of whole shares.
+  /// A sampler of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
     auto choices = this->sampler_options(options);
@@ -63061,7 +63189,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs, in shares.
+  /// Returns the model's output for the inputs, computed in shares.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
@@ -63069,7 +63197,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
-  // The parameters' own hooks come later, with the gradient of the whole batch.
+  // The parameters' own hooks run later, with the gradient of the whole batch.
   void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
     for (const auto& entry : this->flat_.entries())
@@ -63078,7 +63206,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
   void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
-  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
     check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
@@ -63092,7 +63220,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
     return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
   }
-  /// A worker sends its sums to the server, which adds up all ranks'.
+  /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
     const auto& tree = canonical_.tree();
     const D device = this->model_device();
@@ -63143,11 +63271,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 // <chorus/same_bits/single_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
-/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+/// SingleDevice with canonical shares: the other policies must give the same bits.
 
 namespace chorus {
 
-/// All shares of each batch, one after the other.
+/// Computes all shares of each batch, one after the other.
 template <class Model, int Shares>
 class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
  public:

@@ -1,4 +1,4 @@
-// Lab 1: its solution passes; what is wrong is noticed.
+// Lab 1: its solution passes; wrong code is detected.
 #define main main_of_1_bytes
 #define Mine Mine_of_1
 #include "../../examples/lessons/labs/1_bytes/bytes.cpp"
@@ -13,7 +13,7 @@ namespace bytes {
 
 using Ranks = ch::comm::AnyCommunicator;
 
-/// Adds its own numbers first: ranks get other bits.
+/// Adds its own numbers first: ranks get different bits.
 struct OwnFirst {
   static void all_send_all(Ranks& ranks, std::span<float> data) {
     const std::vector<float> own(data.begin(), data.end());
@@ -33,7 +33,7 @@ struct Library {
     ranks.all_reduce(data, ch::comm::ReduceOp::sum, {.traffic = ch::trace::Traffic::gradients});
   }
 };
-/// Everybody sends, and then receives.
+/// All ranks send first, then receive.
 struct SendsFirst {
   static void all_send_all(Ranks& ranks, std::span<float> data) {
     std::vector<float> from(data.size());

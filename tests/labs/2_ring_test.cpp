@@ -1,4 +1,4 @@
-// Lab 2: its solution passes; what is wrong is noticed.
+// Lab 2: its solution passes; wrong code is detected.
 #define main main_of_2_ring
 #define Mine Mine_of_2
 #include "../../examples/lessons/labs/2_ring/ring.cpp"
@@ -16,17 +16,17 @@ using ch::trace::Traffic;
 
 #include "lesson_6_ring.hpp"
 
-/// The lesson's ring cuts and passes chunks as the lab's does.
+/// The lesson's ring cuts and passes chunks in the same way as the lab's.
 struct Lesson6 {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
     if (ranks.size() > 1) ring_all_reduce(ranks, data);
   }
 };
-/// Other ranks finish the chunks: sums are added in another order.
+/// Other ranks complete the chunks: sums are added in another order.
 struct AnotherOrder {
   static void all_reduce(Ranks& ranks, std::span<float> data) { go_around(ranks, data, 0); }
 };
-/// All numbers go around whole: (N-1) K bytes.
+/// All numbers go around uncut: (N-1) K bytes.
 struct Whole {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
     const int n = ranks.size(), me = ranks.rank();
@@ -40,14 +40,14 @@ struct Whole {
     }
   }
 };
-/// All chunks are of count / N numbers: what is left over stays as it was.
+/// All chunks have count / N numbers: the remainder is not summed.
 struct EqualChunks {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
     const auto n = static_cast<std::size_t>(ranks.size());
     go_around(ranks, data.first(data.size() / n * n), n - 1);
   }
 };
-/// All send first.
+/// All ranks send first.
 struct SendsFirst {
   static void all_reduce(Ranks& ranks, std::span<float> data) {
     const auto n = static_cast<std::size_t>(ranks.size()), me = static_cast<std::size_t>(ranks.rank());

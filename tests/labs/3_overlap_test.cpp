@@ -1,4 +1,4 @@
-// Lab 3: its solution passes; what is wrong is noticed.
+// Lab 3: its solution passes; wrong code is detected.
 #define main main_of_3_overlap
 #define Mine Mine_of_3
 #include "../../examples/lessons/labs/3_overlap/overlap.cpp"
@@ -14,7 +14,7 @@ namespace overlap {
 struct OneBucket {
   static overlap_lab::Caps caps() { return {1000, 1000}; }
 };
-/// Each parameter by itself: latency.
+/// A bucket per parameter: latency dominates.
 struct Tiny {
   static overlap_lab::Caps caps() { return {0.01, 0.01}; }
 };
@@ -32,7 +32,7 @@ TEST_CASE("lab 3: the solution passes, and wrong ones do not") {
                  {"all of it can be hidden", true}});
   check_hole(overlap_lab::run<Mine_of_3>, right, "caps");
   const std::string slow = "your step is as fast as the best of a grid, within 2 %: it takes ";
-  // The grid has the answer.
+  // The answer is in the grid.
   CHECK(check_wrong(overlap_lab::run<OneBucket>, right, slow, 2).find("buckets of") == std::string::npos);
   CHECK(check_wrong(overlap_lab::run<Tiny>, right, slow, 1).find("buckets of") == std::string::npos);
   CHECK(run(overlap_lab::run<Mine_of_3>, right).find("buckets of") == std::string::npos);

@@ -1,4 +1,4 @@
-// Lab 4: its solution passes; what is wrong is noticed.
+// Lab 4: its solution passes; wrong code is detected.
 #define main main_of_4_device_0
 #define Mine Mine_of_4
 #include "../../examples/lessons/labs/4_device_0/device_0.cpp"
@@ -11,7 +11,7 @@ namespace device_0 {
 
 #include "solutions/4_device_0.hpp"
 
-/// Keeps the logits three times.
+/// Keeps three copies of the logits.
 struct Wasteful {
   template <class D>
   struct WithLoss : ch::nn::Module {

@@ -1,4 +1,4 @@
-// Lab 5: its solution passes; what is wrong is noticed.
+// Lab 5: its solution passes; wrong code is detected.
 #define main main_of_5_means
 #define Mine Mine_of_5
 #include "../../examples/lessons/labs/5_means/means.cpp"
@@ -21,7 +21,7 @@ struct MeanOfMeans {
 struct Sum {
   static void average(Ranks& ranks, std::span<double> gradient, ch::Index) { ranks.all_reduce(gradient); }
 };
-/// A rank without samples stays away, and the others wait for it.
+/// A rank without samples makes no calls, so the others wait for it.
 struct StaysAway {
   static void average(Ranks& ranks, std::span<double> gradient, ch::Index samples) {
     if (samples > 0) Solution::average(ranks, gradient, samples);

@@ -1,4 +1,4 @@
-// Lab 6: its solution passes; what is wrong is noticed.
+// Lab 6: its solution passes; wrong code is detected.
 #define main main_of_6_local_sgd
 #define Mine Mine_of_6
 #include "../../examples/lessons/labs/6_local_sgd/local_sgd.cpp"
@@ -19,7 +19,7 @@ struct TakesRankZeros {
 struct ForgetsToDivide {
   static void average(Ranks& ranks, std::span<double> parameters) { ranks.all_reduce(parameters); }
 };
-/// Everybody gets everything, and adds up by itself.
+/// All-gathers everything; each rank adds up by itself.
 struct GathersAll {
   static void average(Ranks& ranks, std::span<double> parameters) {
     const std::vector<double> own(parameters.begin(), parameters.end());

@@ -1,4 +1,4 @@
-// Lab 7: its solution passes; what is wrong is noticed.
+// Lab 7: its solution passes; wrong code is detected.
 #define main main_of_7_large_batch
 #define Mine Mine_of_7
 #include "../../examples/lessons/labs/7_large_batch/large_batch.cpp"

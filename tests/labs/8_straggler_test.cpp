@@ -1,4 +1,4 @@
-// Lab 8: its solution passes; what is wrong is noticed.
+// Lab 8: its solution passes; wrong code is detected.
 #define main main_of_8_straggler
 #define Mine Mine_of_8
 #include "../../examples/lessons/labs/8_straggler/straggler.cpp"
@@ -11,7 +11,7 @@ namespace straggler {
 
 #include "solutions/8_straggler.hpp"
 
-/// Suspects who waits most, and sends everything at once.
+/// Suspects the rank that waits most, and sends everything at once.
 struct Wrong {
   static int slow_rank(const std::vector<std::vector<double>>& waited) {
     const auto less = [](const auto& a, const auto& b) { return sum(a) < sum(b); };
@@ -19,7 +19,7 @@ struct Wrong {
   }
   static straggler_lab::Choice choice() { return {straggler_lab::Algorithm::hierarchical, 1000}; }
 };
-/// Finds nobody, and takes the other algorithm with the best buckets.
+/// Finds no rank, and chooses the other algorithm with the best buckets.
 struct Ring {
   static int slow_rank(const std::vector<std::vector<double>>&) { return -1; }
   static straggler_lab::Choice choice() { return {straggler_lab::Algorithm::ring, 16}; }
@@ -32,7 +32,7 @@ TEST_CASE("lab 8: the solution passes, and wrong ones do not") {
   INFO(passed);
   CHECK(passes(passed));
   CHECK(passed.find("buckets of") != std::string::npos);
-  // A hop more, and no time to begin.
+  // One hop too many, or no start-up time.
   check_guesses(straggler_lab::run<Solution>, right,
                 {{"ring, 4096 ranks, one number, in ms", 2 * 4096 * 0.014 + 0.0084},
                  {"a tree there and back, 4096 ranks, one number, in ms", 24 * 0.014}});
@@ -40,7 +40,7 @@ TEST_CASE("lab 8: the solution passes, and wrong ones do not") {
   const std::string slow = "your step is as fast as the best of a grid, within 2 %: it takes ";
   const auto wrong = check_wrong(straggler_lab::run<Wrong>, right, slow, 4);
   CHECK(is_wrong(wrong, "slow_rank, case 1: rank "));
-  CHECK(wrong.find("buckets of") == std::string::npos);  // the grid has the answer
+  CHECK(wrong.find("buckets of") == std::string::npos);  // the answer is in the grid
   CHECK(is_wrong(check_wrong(straggler_lab::run<Ring>, right, slow, 4), "slow_rank, case 3: there is no rank -1"));
 }
 

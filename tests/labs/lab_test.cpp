@@ -1,4 +1,4 @@
-// What the labs share: predictions come first.
+// Shared code of the labs: predictions come first.
 #include "labs.hpp"
 
 namespace labs_test {

@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests of the labs share: a lab is run with a solution, with what is wrong, and with its hole.
+/// Shared code of the labs' tests: runs a lab with a solution, with wrong code, and with its hole.
 
 #include <catch.hpp>
 #include <cstdlib>
@@ -18,7 +18,7 @@ using nlohmann::json;
 
 using Run = std::function<void(lab::Lab&)>;
 
-/// What a lab prints that is run with these predictions; what it throws, too.
+/// The output of a lab with these predictions, or its exception's message.
 inline std::string run(const Run& body, const json& predictions) {
   std::string folder = "/tmp/chorus_lab_XXXXXX";
   REQUIRE(mkdtemp(folder.data()) != nullptr);
@@ -36,7 +36,7 @@ inline std::string run(const Run& body, const json& predictions) {
   return text;
 }
 inline bool passes(const std::string& text) { return text.ends_with("all is right\n"); }
-/// Whether the line that begins so is wrong.
+/// Whether the line with this beginning is wrong.
 inline bool is_wrong(const std::string& text, const std::string& line) {
   return text.find("  WRONG   " + line) != std::string::npos;
 }
@@ -46,7 +46,7 @@ inline json solved(const char* lab) {
   std::ifstream file(std::string(CHORUS_LABS) + "/../../../tests/labs/solutions/" + lab + ".json");
   return json::parse(file);
 }
-/// Whether these predictions, all wrong, are said to be, though the code is right: by name, and without the answers.
+/// Checks that these wrong predictions are reported by name, without the answers, although the code is right.
 inline void check_guesses(const Run& body, const json& right, const json& guesses) {
   auto predictions = right;
   predictions.update(guesses);
@@ -61,14 +61,14 @@ inline void check_guesses(const Run& body, const json& right, const json& guesse
   }
   CHECK(text.ends_with(guesses.size() == 1 ? "1 line is wrong\n" : ch::cat(guesses.size(), " lines are wrong\n")));
 }
-/// A student who has predicted all, and written nothing, reads that, and one line about the hole.
+/// With all predictions and no code, the output has one line about the hole.
 inline void check_hole(const Run& body, const json& right, const std::string& hole) {
   const auto text = run(body, right);
   INFO(text);
   CHECK(text.find("there is a hole: write " + hole) != std::string::npos);
   for (const auto& [key, value] : right.items()) CHECK(text.find("  right   " + key) != std::string::npos);
 }
-/// Wrong code gets so many wrong lines, of which one reads so; no prediction is wrong by it.
+/// Checks that wrong code gives `lines` wrong lines, one of which begins with `line`, and no wrong predictions.
 inline std::string check_wrong(const Run& body, const json& right, const std::string& line, int lines) {
   const auto text = run(body, right);
   INFO(text);
@@ -78,7 +78,7 @@ inline std::string check_wrong(const Run& body, const json& right, const std::st
   return text;
 }
 
-/// The predictions that a student gets have these names, and no values yet.
+/// Checks that the student's file of predictions has these names, without values.
 inline void check_empty(const char* lab, const json& solved) {
   std::ifstream file(std::string(CHORUS_LABS) + "/" + lab + "/predict.json");
   const auto given = json::parse(file);

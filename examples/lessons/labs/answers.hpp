@@ -1,15 +1,15 @@
 #pragma once
-/// SPOILERS. What the checkers judge predictions by, where it takes an answer to a lab. A student's page, program and
-/// header hold none of it: come here when your lab is right.
+/// SPOILERS. Answers by which the checkers judge predictions. The students' pages, programs and headers don't contain
+/// them: read this when your lab is right.
 
 #include "lab.hpp"
 
 namespace answers {
 
-/// Lab 1: what a rank sends where all send all.
+/// Lab 1: the bytes that a rank sends if all send to all.
 inline double all_send_all(int ranks, double bytes) { return (ranks - 1) * bytes; }
 
-/// Lab 2: how often a rank sends in a ring's all-reduce.
+/// Lab 2: the number of a rank's messages in a ring all-reduce.
 inline int ring_messages(int ranks) { return 2 * (ranks - 1); }
 
 /// Lab 4: a linear layer that returns its loss.
@@ -21,13 +21,13 @@ struct WithLoss : ch::nn::Module {
   auto forward(const auto& inputs, const auto& labels) const { return ch::cross_entropy(fc(inputs), labels); }
 };
 
-/// Lab 5: how much a sample of a rank with so many of `all` samples counts in the mean over `ranks` of means, by what
-/// it has to count.
+/// Lab 5: the relative weight of a sample, on a rank with `of_rank` of `all` samples, in the mean over `ranks` of the
+/// ranks' means.
 inline double counts_in_mean_of_means(int ranks, ch::Index of_rank, ch::Index all) {
   return static_cast<double>(all) / static_cast<double>(ranks * of_rank);
 }
 
-/// And how many times the gradient of the mean over all samples the ranks' sum is, where all samples have the same.
+/// The factor between the ranks' sum and the gradient of the mean over all samples, for equal samples.
 inline double sum_of_means(int ranks) { return ranks; }
 
 /// Lab 6: every rank ends with the mean of all ranks' parameters.
@@ -37,7 +37,7 @@ struct Average {
   }
 };
 
-/// Lab 7: a rate that grows in so many epochs from that of small batches to the multiple that the batch is.
+/// Lab 7: a rate that grows within `epochs` epochs from that of small batches to a multiple, the ratio of batch sizes.
 inline auto warm_up(int epochs) {
   return [epochs](const auto& plan, int step) {
     const double times = static_cast<double>(plan.batch) / static_cast<double>(plan.base_batch);
@@ -46,7 +46,7 @@ inline auto warm_up(int epochs) {
   };
 }
 
-/// Lab 8: seconds that a tree takes up to its root and down again, where a message is all latency.
+/// Lab 8: seconds for a tree up to its root and down again, if messages cost latency only.
 inline double tree(double ranks, double call, double hop) { return call + 2 * std::log2(ranks) * hop; }
 
 }  // namespace answers

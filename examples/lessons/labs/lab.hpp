@@ -1,6 +1,6 @@
 #pragma once
-/// What the labs share: predictions that are made before the run, and the table that says which of them are right, and
-/// what of the student's code.
+/// Shared code of the labs: predictions, which are made before the run, and the table that reports which of them, and
+/// of the student's results, are right.
 
 #include <chorus/chorus.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -20,15 +20,15 @@ namespace ch = chorus;
 
 namespace lab {
 
-/// What stands where a student's code belongs.
+/// Marks the place of a student's code.
 [[noreturn]] inline void hole(const char* what) { ch::fail<ch::UsageError>("there is a hole: write ", what); }
 
-/// One run of a lab. A prediction is compared with what the lab measures without the student's code. What that code
-/// does is compared with what is expected of it. Wrong lines say what is wrong, and not what is right.
+/// One run of a lab. Predictions are compared with measurements that don't depend on the student's code; results of
+/// that code with their expected values. Wrong lines say what is wrong without the answer.
 class Lab {
  public:
-  /// Reads the predictions. Throws UsageError, which names them all, while some are missing: to know better afterwards
-  /// is easy.
+  /// Reads the predictions. Throws UsageError that names all missing ones: a prediction after the run would prove
+  /// nothing.
   Lab(std::string title, const std::string& predictions) : text_(title + "\n") {
     std::ifstream file(predictions);
     ch::check<ch::UsageError>(bool(file), "there are no predictions: '", predictions, "' cannot be read");
@@ -41,8 +41,8 @@ class Lab {
                               "': predict before the run, each by a number, true or false:", missing);
   }
 
-  /// Compares the prediction of that name with a number that was measured; `apart`: how far they may be. Returns
-  /// whether it is right.
+  /// Compares the prediction of that name with a measured number; `apart`: the allowed difference. Returns whether it
+  /// is right.
   bool compare(const std::string& key, double measured, double apart, const std::string& hint) {
     const auto* const guess = prediction(key, &nlohmann::json::is_number, "a number");
     if (guess == nullptr) return false;
@@ -53,7 +53,7 @@ class Lab {
                ch::cat("predicted ", number(predicted), ", which is too ", predicted < measured ? "small" : "large",
                        ". ", hint));
   }
-  /// The same where the answer is true or false.
+  /// The same for an answer that is true or false.
   bool compare(const std::string& key, bool measured, const std::string& hint) {
     const auto* const guess = prediction(key, &nlohmann::json::is_boolean, "true or false");
     if (guess == nullptr) return false;
@@ -61,18 +61,18 @@ class Lab {
     if (guess->get<bool>() == measured) return row("right", key, ch::cat("predicted ", predicted, ", and so it is"));
     return row("WRONG", key, ch::cat("predicted ", predicted, ", and it is not so. ", hint));
   }
-  /// What the student's code has to give, and what it gives.
+  /// Compares a result of the student's code with its expected value.
   bool expect(const std::string& what, double expected, double got, double apart, const std::string& hint) {
     const bool right = std::abs(expected - got) <= apart;
     return row(right ? "right" : "WRONG", what,
                ch::cat("expected ", number(expected), ", got ", number(got), right ? "" : ". " + hint));
   }
-  /// What has to hold of the student's code, with the reason where it does not.
+  /// Checks a condition on the student's code; `why_not`: the reason if it does not hold.
   bool require(const std::string& what, bool holds, const std::string& why_not) {
     return row(holds ? "right" : "WRONG", what, holds ? "" : why_not);
   }
-  /// Calls what calls the student's code. A hole that is left, or another exception, is a wrong line. Returns whether
-  /// it came to its end.
+  /// Runs `calls`, which call the student's code. An unfilled hole, or another exception, gives a wrong line. Returns
+  /// whether they ended normally.
   bool run(const std::string& what, const std::function<void()>& calls) {
     try {
       calls();
@@ -114,7 +114,7 @@ class Lab {
   int wrong_ = 0;
 };
 
-/// Runs a lab and prints its table: for main. The predictions' file is the first argument.
+/// Runs a lab and prints its table: for main. The first argument is the file of predictions.
 template <class Run>
 int run(int argc, char** argv, const char* title, const Run& body) {
   try {
@@ -129,8 +129,8 @@ int run(int argc, char** argv, const char* title, const Run& body) {
   }
 }
 
-/// Calls `body(communicator)` for each rank of a group, each in a thread, and throws what one of them has thrown. Ranks
-/// wait for each other at most `patience`: a collective that hangs ends in an error.
+/// Calls `body(communicator)` for each rank of a group, each in its own thread, and rethrows an exception of one of
+/// them. Ranks wait for each other for at most `patience`: a collective that hangs ends in an error.
 inline void on_ranks(int ranks, const std::function<void(ch::comm::AnyCommunicator&)>& body,
                      std::chrono::milliseconds patience = std::chrono::seconds(20),
                      ch::comm::Algorithm all_reduce = ch::comm::Algorithm::automatic) {

@@ -1,4 +1,4 @@
-# cmake -D FILE=predict.json -P predictions.cmake prints, on stderr, what is missing in it; nothing where all is there.
+# cmake -D FILE=predict.json -P predictions.cmake prints the missing predictions on stderr; nothing if all are there.
 file(READ "${FILE}" text)
 string(JSON type ERROR_VARIABLE error TYPE "${text}")
 if(NOT type STREQUAL OBJECT)

@@ -7,9 +7,9 @@
 
 namespace chorus::comm {
 
-/// A Communicator over any Engine; `connect` and `thread_group` make it. Call it from one thread at a time, so that all
-/// ranks see one order; `abort` alone may be called from anywhere. Wrong sizes, roots and peers throw UsageError before
-/// anything moves; failures of the group throw CommError, which names this rank, the call, the peer and why.
+/// A Communicator over any Engine, made by `connect` and `thread_group`. Call it from one thread at a time, so that all
+/// ranks see one order; only `abort` may be called from any thread. Wrong sizes, roots and peers throw UsageError
+/// before data moves. Failures of the group throw CommError, which names this rank, the call, the peer and the reason.
 class AnyCommunicator {
  public:
   /// A group of one.
@@ -23,16 +23,16 @@ class AnyCommunicator {
   int size() const { return engine_->size; }
   /// The carrier of bytes: `shm`, `tcp`, `mpi`, ...
   std::string_view backend() const { return engine_->name(); }
-  /// Runs `start`, which starts a captured step with calls of this communicator in it, and watches it as one call.
-  /// `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this communicator, and watches it as one call. `what`,
+  /// for messages, must outlive the call.
   void launch(const char* what, const std::function<void()>& start) { engine_->launch(what, start); }
-  /// Memory for data of many calls of this communicator. In such memory ranks read and write each other's data
-  /// directly, without copies. Any rank may ask, at any time. Zeroed, aligned to 4096 bytes; null if other memory is as
-  /// good. It may outlive the communicator.
+  /// Memory for data that many calls of this communicator use: ranks read and write each other's data in it directly,
+  /// without copies. Any rank may allocate at any time. Zeroed, aligned to 4096 bytes; null if other memory is as good.
+  /// It may outlive the communicator.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return engine_->allocate(bytes); }
-  /// The total time of this rank's calls, on any thread; below 0 for engines that do not know it, such as NCCL.
+  /// The total time of this rank's calls, on any thread; negative for engines that do not know it, such as NCCL.
   std::chrono::nanoseconds busy() const { return engine_->busy(); }
-  /// This rank's clock; of an engine that has virtual time, that.
+  /// This rank's clock: the virtual time of an engine that has one.
   Clock::time_point time() const { return engine_->time(); }
   bool takes_device_memory() const { return engine_->takes_device_memory(); }
 
@@ -56,8 +56,8 @@ class AnyCommunicator {
     return engine_->later(moves<T>(Op::broadcast, data.data(), data.data(), data.size(), root, options));
   }
 
-  /// all := every rank's `mine`, in the order of ranks; all.size() is size() * mine.size(). `mine` may be its own
-  /// place.
+  /// all := every rank's `mine`, in rank order; all.size() is size() * mine.size(). `mine` may be its own place in
+  /// `all`.
   template <Scalar T, std::size_t E>
   void all_gather(std::span<const std::type_identity_t<T>> mine, std::span<T, E> all, CollectiveOptions options = {}) {
     engine_->now(gathers<T>(mine, all, options));
@@ -80,9 +80,9 @@ class AnyCommunicator {
     return engine_->later(scatters<T>(all, mine, op, options));
   }
 
-  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; the peer may
-  /// not have received it yet if the link's queue has room. Two ranks that first send each other much data, and only
-  /// then receive, wait for each other until the timeout.
+  /// Messages between two ranks arrive in the order of sending. `send` returns when `data` may be reused; if the link's
+  /// queue has room, the peer may not have received it yet. Two ranks that both send much data before they receive
+  /// deadlock until the timeout.
   template <class T, std::size_t E>
   requires Scalar<std::remove_const_t<T>>
   void send(std::span<T, E> data, int peer, CollectiveOptions options = {}) {
@@ -106,22 +106,22 @@ class AnyCommunicator {
   void barrier() { engine_->now(Call{}); }
   Work barrier_async() { return engine_->later(Call{}); }
 
-  /// The same for a group in which a rank may be missing. At the deadline rank 0 names all missing ranks, in an error
-  /// that every rank throws. Slower than `barrier`. Over MPI and gloo it is a plain barrier without names.
+  /// A barrier that names missing ranks: at the deadline rank 0 lists them in an error that every rank throws. Slower
+  /// than `barrier`. Over MPI and gloo it is a plain barrier without names.
   void monitored_barrier() {
     Call call;
     call.op = Op::monitored_barrier;
     engine_->now(call);
   }
 
-  /// The newest 64 calls of this rank, one a line: number, call, algorithm (`by ring`) if there are several, begin and
-  /// duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes it to
-  /// stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory, and are
-  /// written to $CHORUS_FLIGHT_RECORDER.nccl.rankN. They begin when the host makes them, and end when it sees their
-  /// end. When a rank dies, the launcher gives the others half a second to write theirs.
+  /// The newest 64 calls of this rank, one per line: number, call, algorithm (`by ring`) if there are several, begin,
+  /// and duration, or whether it is under way or failed. If CHORUS_FLIGHT_RECORDER is set, the first failure writes
+  /// them to stderr (`stderr`) or to the file $CHORUS_FLIGHT_RECORDER.rankN. NCCL's calls follow those of host memory,
+  /// and are written to $CHORUS_FLIGHT_RECORDER.nccl.rankN; they begin when the host makes them, and end when it sees
+  /// their end. When a rank dies, the launcher gives the others half a second to write theirs.
   std::string flight_record() const { return engine_->record(); }
 
-  /// Gives the group up: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
+  /// Aborts the group: waiting calls, later calls, and the other ranks' calls throw CommError with `why`.
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }

@@ -1,11 +1,11 @@
 #pragma once
 /// Gloo as an engine: `GlooCommunicator`, or Backend::gloo of a program that includes this header. Link chorus::gloo.
 ///
-/// Ranks meet like those of chorus' own engines; gloo's connections use the address of that meeting. Over the group of
-/// the meeting they compare their calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks
-/// that call different collectives get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the
+/// Ranks meet like those of chorus' own engines; gloo's connections use the address of that meeting. Over the meeting's
+/// group they compare their calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks that
+/// call different collectives get a timeout at best. Deadlines are gloo's own: each of its waits lasts at most the
 /// timeout. Differences from chorus' own engines: abort tells the other ranks at once, but a call of this rank that
-/// waits inside gloo ends only at its deadline; gloo has no suitable reduce-scatter, so it is an all-reduce of a copy;
+/// waits inside gloo ends only at its deadline; reduce-scatter is an all-reduce of a copy, as gloo has no suitable one;
 /// `trace` counts a ring's bytes.
 
 #include <gloo/allgather.h>
@@ -34,7 +34,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Gloo's key-value store. All ranks set in the same order, each a key of its own, so that a `set` is an all-gather.
+/// Gloo's key-value store. All ranks set keys in the same order, each its own, so that a `set` is an all-gather.
 class GatheredStore final : public gloo::rendezvous::Store {
  public:
   explicit GatheredStore(AnyCommunicator& control) : control_(control) {}
@@ -125,7 +125,7 @@ class GlooEngine final : public QueuedEngine {
     return std::string(why);
   }
 
-  /// Gloo's templates need a type of the element's size, and nothing else.
+  /// Calls `f` with an integer of the element's size, which is all that gloo's templates need.
   template <class F>
   static void with_size(std::size_t element, F f) {
     element == 1   ? f(std::uint8_t{})
@@ -189,7 +189,7 @@ class GlooEngine final : public QueuedEngine {
       }
       case Op::barrier:
       case Op::monitored_barrier: {
-        if (compares_) return;  // that was one
+        if (compares_) return;  // the comparison was a barrier
         gloo::BarrierOptions options(context_);
         options.setTimeout(timeout_);
         return gloo::barrier(options);
@@ -200,7 +200,7 @@ class GlooEngine final : public QueuedEngine {
   static constexpr std::uint64_t message_slot = 0x7fff'ffff'0000'0000;  // none of the collectives'
 
   const std::chrono::milliseconds timeout_;
-  AnyCommunicator control_;  ///< the ranks met over it; carries envelopes and reasons
+  AnyCommunicator control_;  ///< the meeting's group; carries envelopes and reasons
   const bool compares_ = compares_calls();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::vector<std::byte> scratch_;

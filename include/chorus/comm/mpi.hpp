@@ -2,11 +2,11 @@
 /// MPI as an engine: `MpiCommunicator`, or Backend::mpi of a program that includes this header. Link chorus::mpi, and
 /// start the program with mpirun or srun.
 ///
-/// Calls are MPI's non-blocking ones, tested until they are done, so that deadlines hold and abort works. Ranks compare
-/// their calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks that call different
-/// collectives get a timeout at best, wrong numbers at worst. Differences from chorus' own engines: after a timeout or
-/// an abort MPI may still write to the buffers of the failed call, so end the process; if a rank dies, mpirun ends the
-/// others; `trace` counts a ring's bytes.
+/// Calls are MPI's non-blocking ones, tested until they are done, so that deadlines and abort work. Ranks compare their
+/// calls before any data moves. Without the comparison (CHORUS_COMPARE_CALLS=0), ranks that call different collectives
+/// get a timeout at best, wrong numbers at worst. Differences from chorus' own engines: after a timeout or an abort MPI
+/// may still write to the buffers of the failed call, so end the process; if a rank dies, mpirun ends the others;
+/// `trace` counts a ring's bytes.
 
 #include <atomic>
 #include <chorus/comm/connect.hpp>
@@ -48,7 +48,7 @@ class MpiEngine final : public QueuedEngine {
     for (auto* comm : {&comm_, &news_, &envelopes_}) MPI_Comm_free(comm);
   }
 
-  // For compare_calls. Envelopes are short: MPI takes them at once, even without a waiting receiver.
+  // For compare_calls. Envelopes are short: MPI buffers them, even without a waiting receiver.
   static constexpr bool sends_wait = false;
   Envelope exchange(int to, Envelope envelope, int from) {
     MPI_Request sent = MPI_REQUEST_NULL;
@@ -70,7 +70,7 @@ class MpiEngine final : public QueuedEngine {
   }
 
  private:
-  /// MPI counts in int.
+  /// MPI's counts are int.
   static constexpr std::size_t most = std::size_t{1} << 30;
 
   void run(const Call& call, const Envelope& envelope) override {
@@ -132,13 +132,13 @@ class MpiEngine final : public QueuedEngine {
         return;
       case Op::barrier:
       case Op::monitored_barrier:
-        if (compares_) return;  // that was one
+        if (compares_) return;  // the comparison was a barrier
         mpi_check(MPI_Ibarrier(comm_, &request));
         return await(request);
     }
   }
 
-  /// A communicator of these ranks of the job, or of all if none is named.
+  /// Makes a communicator of these ranks of the job, or of all if none is named.
   void join() {
     meet();
     if (members.empty()) return mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
@@ -150,8 +150,8 @@ class MpiEngine final : public QueuedEngine {
     MPI_Group_free(&job);
   }
 
-  /// Returns once all of them are here: making a communicator waits without a deadline. The first rank asks each of the
-  /// others for an answer; a rank that has given up gives none. Then the first rank reports whether all have arrived.
+  /// Returns when all of them are here, because creating a communicator waits without a deadline. The first rank asks
+  /// each of the others; a rank that has aborted does not answer. Then the first rank reports whether all are here.
   void meet() const {
     static std::atomic<std::int64_t> meetings{0};
     const int leader = members.empty() ? 0 : members.front();
@@ -180,12 +180,12 @@ class MpiEngine final : public QueuedEngine {
                         " of the job did not come within ", timeout_.count(), " ms");
   }
 
-  /// Numbers between ranks of the job that are to form a group with this leader.
-  static int tag_of(int leader) { return 32'000 + leader % 700; }  // MPI has tags up to 32767 at least
-  static void say_to(int to, int leader, std::int64_t number) {    // so short that MPI takes it at once
+  /// The tag of messages between ranks of the job that will form a group with this leader.
+  static int tag_of(int leader) { return 32'000 + leader % 700; }  // MPI allows tags up to 32767 at least
+  static void say_to(int to, int leader, std::int64_t number) {    // short: MPI buffers it
     mpi_check(MPI_Send(&number, 1, MPI_INT64_T, to, tag_of(leader), MPI_COMM_WORLD));
   }
-  /// 0 at the deadline.
+  /// Returns 0 at the deadline.
   static std::int64_t hear_from(int from, int leader, Deadline deadline) {
     for (int there = 0; true; sched_yield()) {
       mpi_check(MPI_Iprobe(from, tag_of(leader), MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE));
@@ -202,14 +202,14 @@ class MpiEngine final : public QueuedEngine {
       mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
       if (done) return;
       if (round % 64 != 0) continue;
-      if (aborted()) fail<CommError>("");  // QueuedEngine says why
+      if (aborted()) fail<CommError>("");  // QueuedEngine adds the reason
       hear();
       check<TimeoutError>(Clock::now() < deadline, "mpi: waited ", timeout_.count(), " ms for the other ranks");
       sched_yield();
     }
   }
 
-  /// Throws the message of another rank that gives up.
+  /// Throws if another rank has sent a message that it aborts.
   void hear() {
     int there = 0;
     MPI_Status status;
@@ -220,7 +220,7 @@ class MpiEngine final : public QueuedEngine {
     fail<CommError>("rank ", status.MPI_SOURCE, " gave up: ", static_cast<const char*>(why));
   }
 
-  /// Short messages are sent at once, without a wait.
+  /// Short messages are sent without waiting.
   void give_up(const std::string& why) noexcept override {
     const int length = static_cast<int>(std::min<std::size_t>(why.size(), reason_bytes - 1));
     for (int to = 0; to < size; ++to) {
@@ -237,7 +237,7 @@ class MpiEngine final : public QueuedEngine {
   const std::chrono::milliseconds timeout_;
   const bool compares_ = compares_calls();
   MPI_Comm comm_ = MPI_COMM_NULL, news_ = MPI_COMM_NULL, envelopes_ = MPI_COMM_NULL;
-  Envelope theirs_;  ///< here, as MPI may still write it after a timeout
+  Envelope theirs_;  ///< a member: MPI may still write it after a timeout
   std::vector<std::byte> scratch_;
 };
 
@@ -253,7 +253,7 @@ inline const bool mpi_registered = register_backend(Backend::mpi, mpi_engine);
 /// A Communicator over MPI.
 class MpiCommunicator : public AnyCommunicator {
  public:
-  /// This process's rank under mpirun. `timeout`: a call's limit for the other ranks. Throws CommError.
+  /// This process's rank under mpirun. `timeout`: how long a call waits for the other ranks. Throws CommError.
   explicit MpiCommunicator(std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000))
       : AnyCommunicator(detail::mpi_engine(place(timeout))) {}
 

@@ -16,8 +16,8 @@
 
 namespace chorus::comm {
 
-/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. The runtime
-/// numbers streams and events, so errors that are exceptions elsewhere in chorus are codes here, too.
+/// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
+/// events are the runtime's, so errors are codes here, not exceptions as elsewhere in chorus.
 struct NcclApi {
   using Comm = ncclComm_t;
   using Stream = cudaStream_t;
@@ -101,7 +101,7 @@ struct NcclApi {
     return false;
   }
   static int use_device(int device) { return cudaSetDevice(device); }
-  /// Of the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
+  /// With the highest priority: a bucket's reduction precedes blocks of kernels that wait for a processor.
   static int create_stream(Stream& stream) {
     int lowest = 0, highest = 0;
     const cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
@@ -119,13 +119,13 @@ struct NcclApi {
   static int wait(Stream stream, Event event) { return cudaStreamWaitEvent(stream, event, 0); }
   static int query(Event event) {
     const int code = cudaEventQuery(event);
-    if (code == not_ready) static_cast<void>(cudaGetLastError());  // no error, and not the next call's
+    if (code == not_ready) static_cast<void>(cudaGetLastError());  // clears it, so that the next call doesn't report it
     return code;
   }
   static std::string cuda_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
  private:
-  /// While it lives, this thread may make calls that a capture by this thread does not concern.
+  /// While it lives, this thread's calls don't invalidate a capture that it has begun.
   class Unrestricted {
    public:
     Unrestricted() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -137,7 +137,7 @@ struct NcclApi {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
   };
 
-  static ncclDataType_t type(DType dtype) {  // those of 16-bit integers are not asked for
+  static ncclDataType_t type(DType dtype) {  // 16-bit integers are never used
     constexpr ncclDataType_t types[] = {ncclUint8,    ncclUint8,   ncclInt8,   ncclUint8,  ncclUint8,
                                         ncclInt32,    ncclUint32,  ncclInt64,  ncclUint64, ncclFloat16,
                                         ncclBfloat16, ncclFloat32, ncclFloat64};
@@ -159,7 +159,7 @@ static_assert(Communicator<NcclCommunicator<>>);
 
 namespace detail {
 
-/// For Backend::nccl: a rank on the GPU of its local rank, with the communicator for host memory that it needs.
+/// For Backend::nccl: a rank on the GPU with its local rank's number, and its communicator for host memory.
 struct NcclRank {
   AnyCommunicator control;
   NcclEngine<NcclApi> engine;

@@ -17,7 +17,7 @@ namespace chorus::comm {
 inline constexpr std::int64_t most_object_bytes = std::int64_t{1} << 30;
 
 namespace detail {
-/// A rank's announcement of its text: no memory is taken for a text that no rank has.
+/// Checks the announced size of a rank's text, so that memory is only allocated for a valid one.
 inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::int64_t length) {
   check<CommError>(length >= 0 && length <= most_object_bytes, call, ": rank ", rank, " has a text of ", length,
                    " bytes, expected 0 to ", most_object_bytes);
@@ -25,7 +25,7 @@ inline std::size_t object_bytes(std::string_view call, std::size_t rank, std::in
 }
 }  // namespace detail
 
-/// The structs of all ranks, in the order of ranks, as the bytes that they are.
+/// The structs of all ranks, in rank order, sent as their bytes.
 template <class Communicator, class Message>
 requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_structs(Communicator& communicator,
                                                                                        const Message& own) {
@@ -35,9 +35,9 @@ requires std::is_trivially_copyable_v<Message> std::vector<Message> all_gather_s
   return all;
 }
 
-/// The texts of all ranks, in the order of ranks; any bytes (PyTorch's all_gather_object, which pickles). Send
-/// structured data as JSON, for example. Each rank holds size() times the longest text for a moment. Throws CommError
-/// if a text has more than `most_object_bytes`.
+/// The texts of all ranks, in rank order; any bytes (PyTorch's all_gather_object, which pickles). Send structured data
+/// as JSON, for example. Each rank temporarily holds size() times the longest text. Throws CommError for a text with
+/// more than `most_object_bytes`.
 template <class Communicator>
 [[gnu::cold]] std::vector<std::string> all_gather_object(Communicator& communicator, std::string_view own) {
   if (communicator.size() == 1) return {std::string(own)};

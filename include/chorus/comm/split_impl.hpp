@@ -1,5 +1,5 @@
 #pragma once
-/// How ranks find those of their color, and the meeting place of a group.
+/// How ranks find the others of their color, and the address of a group.
 
 #include <algorithm>
 #include <chorus/comm/connect.hpp>
@@ -21,7 +21,7 @@ struct SplitEntry {
   std::uint64_t machine;
 };
 
-/// The place where the first rank of a group listens, or the reason why it doesn't.
+/// The address at which the first rank of a group listens, or the reason why it can't.
 struct SplitAddress {
   std::int64_t port = 0;
   FixedText<504> text{};

@@ -14,8 +14,8 @@ std::vector<AnyCommunicator> thread_group(int size,
                                           std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000),
                                           Algorithm all_reduce = Algorithm::automatic);
 
-/// The same for threads that know only their own place: waits until world.size of them have arrived with one
-/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range, TimeoutError after world.timeout,
+/// The same for threads that only know their own rank: waits until world.size of them have arrived with the same
+/// world.master_port. Throws UsageError for a rank, a size or a timeout out of range; TimeoutError after world.timeout;
 /// CommError if a rank arrives twice, if ranks have chosen different all-reduces, and if there is no memory.
 AnyCommunicator join_thread_group(const World& world);
 

@@ -41,7 +41,7 @@ class ThreadRendezvous {
     std::unique_lock lock(mutex_);
     const auto rank = static_cast<std::size_t>(world.rank);
     auto& waiting = waiting_[world.master_port];
-    // A failed one stays until all have learned of it, or one of them tries again.
+    // A failed group stays until all its ranks know of it, or one of them tries again.
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
@@ -56,7 +56,7 @@ class ThreadRendezvous {
     if (last && group->failure.empty()) {
       try {
         group->ranks = ranks_in_threads(world.size, world.timeout, world.members, world.all_reduce);
-      } catch (const std::exception& error) {  // they all hear of it
+      } catch (const std::exception& error) {  // all ranks get the error
         group->failure = error.what();
       }
     }

@@ -9,8 +9,8 @@
 
 namespace chorus::comm {
 
-/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so that a number,
-/// the ticket, is enough to name one: no allocation per call.
+/// A communicator's record of its asynchronous collectives. They finish in the order of their calls, so a number, the
+/// ticket, identifies one without an allocation per call.
 class Progress {
  public:
   virtual ~Progress() = default;
@@ -19,7 +19,7 @@ class Progress {
 };
 
 /// An asynchronous collective. Its buffers must stay alive and untouched until `wait` returns or `done` is true. So the
-/// destructor waits, too, at most for the communicator's timeout, and ignores its error.
+/// destructor waits, too, for at most the communicator's timeout, and ignores errors.
 class Work {
  public:
   Work() = default;
@@ -41,7 +41,7 @@ class Work {
     const trace::Span waits(trace::Lane::wait, "wait", "a call in the background");
     progress->wait(ticket_);
   }
-  /// True once `wait` would return or throw at once.
+  /// Whether `wait` would return or throw at once.
   bool done() const { return !progress_ || progress_->done(ticket_); }
 
  private:

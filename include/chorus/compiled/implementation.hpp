@@ -1,6 +1,6 @@
 #pragma once
 /// All of the library chorus::compiled in one file of a program; included by <chorus/chorus.hpp> where
-/// CHORUS_IMPLEMENTATION is defined. The program's other files are compiled with -DCHORUS_SEPARATE.
+/// CHORUS_IMPLEMENTATION is defined. All files of the program are compiled with -DCHORUS_COMPILED=1.
 
 #include <chorus/compiled/communication.cpp>
 #include <chorus/compiled/files.cpp>

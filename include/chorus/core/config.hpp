@@ -25,13 +25,12 @@
 
 // Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
 // CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. Programs that are
-// built by hand have the same with -DCHORUS_SEPARATE for all their files; one file defines CHORUS_IMPLEMENTATION before
-// it includes <chorus/chorus.hpp>, and takes the library's place.
-#if defined(CHORUS_IMPLEMENTATION)
+// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. In a program that
+// is built by hand, with -DCHORUS_COMPILED=1 for all files, one file that defines CHORUS_IMPLEMENTATION before it
+// includes <chorus/chorus.hpp> takes the library's place.
+#ifdef CHORUS_IMPLEMENTATION
 #define CHORUS_BUILDS_LIBRARY
-#elif defined(CHORUS_SEPARATE) && !defined(CHORUS_COMPILED)
-#define CHORUS_COMPILED 1
+#undef CHORUS_COMPILED
 #endif
 #ifndef CHORUS_COMPILED
 #define CHORUS_COMPILED 0

@@ -53,7 +53,7 @@ inline std::vector<std::string> lines_in(const SafetensorsReader& file, const st
   return lines_in(found != file.metadata().end() ? std::string_view(found->second) : std::string_view());
 }
 
-/// The model's tensors and those of `kept` (optimizers and others): their places, or `numbers`, which are copied from
+/// The tensors of the model and of `kept` (optimizers and others): their places, or `numbers`, which are copied from
 /// them and back.
 template <Device D, class Net, class Numbers, class... Kept>
 std::vector<TensorPlace<D>> all_places(Net& net, Numbers& numbers, Kept&... kept) {
@@ -81,7 +81,7 @@ std::vector<std::byte> read_own(const SafetensorsReader& file, const TensorEntry
   return numbers;
 }
 
-/// The texts of all ranks of a policy under which ranks have different tensors, each text once.
+/// The texts of all ranks of a policy whose ranks have different tensors, without duplicates.
 template <class Net>
 std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& own) {
   if constexpr (!keeps_parts<Net>) {
@@ -95,7 +95,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
   }
 }
 
-/// Throws FileError if a number that the host counts with is impossible.
+/// Throws FileError if a counter of the host has an impossible value.
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
@@ -197,25 +197,24 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise rank 0 alone, except with a ShardedOptimizer.
+/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
 template <class Net>
 constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer the server, and
-/// workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with memory, all
-/// ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel,
-/// Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and the sharded form
-/// of an optimizer give the same file. `more`: other state that is kept from step to step, such as GradScaler,
-/// ParameterAverage and ReduceOnPlateau; at most one of each.
-/// Gradients are not in the file: a checkpoint belongs between two steps. The seed is, and the number of
-/// `canonical_shares`.
+/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
+/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
+/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
+/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
+/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
+/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
+/// steps. The seed is, and the number of `canonical_shares`.
 ///
-/// The file holds, for each rank, that rank's own state: the memory of a hook, such as errors for feedback, and under
-/// LocalSgd and PostLocalSgd models, optimizers and `more`. Rank 0 holds the whole file in memory for a moment. Of
-/// parameters and buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under
-/// ParameterServer the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key),
-/// which `load_checkpoint` and `io::load` compare.
+/// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
+/// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and
+/// buffers that DistributedDataParallel ignores or doesn't broadcast, the file has rank 0's, and under ParameterServer
+/// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
+/// `load_checkpoint` and `io::load` compare.
 ///
 /// Throws FileError, and CommError if all ranks should call it and some don't.
 template <class Net, class Optimizer, class... More>
@@ -260,19 +259,18 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
 }
 
 /// Restores a file of `save_checkpoint`; every process calls it with the same `more`. Training then continues bit for
-/// bit as without the break. With another number of ranks, each rank takes the mean over the file's ranks of their own
-/// state, so that no error for feedback is lost. The same holds for models and optimizers that differed, if the policy
-/// never lets them differ. A communication hook takes the known part of another hook's memory, and starts anew if the
-/// file has none; without a hook the memory is ignored. The learning rate is the file's until a schedule sets it; the
-/// schedule starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no
-/// checkpoint, doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed than the run, or
-/// other `canonical_shares`; and CommError if all ranks should call it and some don't.
+/// bit as without the break. With another number of ranks, each rank takes the mean of the ranks' own states, so that
+/// no error feedback is lost. The same holds for models and optimizers that differed, if the policy never lets them
+/// differ. A communication hook takes the parts of another hook's state that it knows, and starts anew if the file has
+/// none; without a hook the state is ignored. The learning rate is the file's until a schedule sets it; the schedule
+/// starts from the earlier rate. Throws FileError, and changes nothing, if the file is damaged, is no checkpoint,
+/// doesn't fit, or isn't the same on all ranks; UsageError if the net has another seed or other `canonical_shares` than
+/// the run; CommError if all ranks should call it and some don't.
 ///
-/// With the run's number of `canonical_shares`, the bits don't depend on the policy and the number of devices, nor on
-/// the order of parameters in memory. A net with another number of shares (or none, if the run had some, and vice
-/// versa) would end with the bits of neither run, so it is refused. A file without a number, as of all earlier
-/// versions, belongs to a run without shares. `io::load` needs no number: weights alone, with which a new run begins,
-/// go from any net to any other.
+/// With the run's number of `canonical_shares`, the bits don't depend on the policy, the number of devices or the order
+/// of parameters in memory. A net with another number of shares (or none, if the run had some, and vice versa) would
+/// end with the bits of neither run, so it is refused. A file without a number belongs to a run without shares.
+/// `io::load` needs no number: it loads weights into any net, to start a new run.
 template <class Net, class Optimizer, class... More>
 TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::string& path, More&... more) {
   if constexpr (requires { optimizer.whole(net); }) {
@@ -294,7 +292,7 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
     std::tuple numbers{detail::numbers_of(optimizer), detail::numbers_of(rate), detail::numbers_of(more)...};
     auto wanted = detail::all_places<D>(net, numbers, optimizer, rate, more...);
     const auto rate_name = cat(detail::training_prefix, rate.kept_as);
-    if (file.find(rate_name) == nullptr)  // earlier versions kept none
+    if (file.find(rate_name) == nullptr)  // older files have none
       std::erase_if(wanted, [&](const auto& tensor) { return tensor.name == rate_name; });
     std::vector<std::string> own_names;
     for (const auto& tensor : wanted) own_names.push_back(tensor.name);

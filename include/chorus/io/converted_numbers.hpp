@@ -1,5 +1,5 @@
 #pragma once
-/// A file's numbers in the model's type, converted as by PyTorch's `copy_`.
+/// Converts a file's numbers to the model's type, as PyTorch's `copy_` does.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
@@ -25,14 +25,14 @@ constexpr std::optional<DType> dtype_of_tensors(FileDType type) {
 
 constexpr bool is_floating(DType type) { return type >= DType::f16; }
 
-/// Whether numbers of the file may become numbers of the model: floating-point numbers from floating-point numbers,
-/// integers and bools from integers and bools.
+/// Whether numbers of the file can be converted to the model's type: floating-point numbers to floating-point numbers,
+/// integers and bools to integers and bools.
 constexpr bool convertible(FileDType from, DType to) {
   const auto known = dtype_of_tensors(from);
   return known && is_floating(*known) == is_floating(to);
 }
 
-/// Calls `visit(T{})` with the type T of the name `type`; a bool's is its byte.
+/// Calls `visit(T{})` with the type T named `type`; a bool is visited as its byte.
 template <class... T, class Visit>
 void with_one_of(DType type, const Visit& visit) {
   const DType stored = type == DType::boolean ? DType::u8 : type;
@@ -48,9 +48,9 @@ void with_integer(DType type, const Visit& visit) {
               std::uint64_t>(type, visit);
 }
 
-/// `bytes`, which are numbers of type `from`, in type `to`: floating-point numbers are rounded, integers keep their
-/// values. Both types are convertible. Throws FileError, whose message begins with `who`, if a number is outside of the
-/// range of `to`.
+/// Converts `bytes` from type `from` to type `to`: floating-point numbers are rounded, integers keep their values. The
+/// types must be convertible. Throws FileError, with a message that begins with `who`, if a number is out of the range
+/// of `to`.
 inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from, DType to, std::string_view who) {
   if (from == to) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
@@ -79,7 +79,7 @@ inline std::vector<std::byte> converted(std::vector<std::byte> bytes, DType from
     with_integer(from, [&](auto type) {
       const auto numbers = numbers_in(bytes, type);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // and so outside of all types but its own
+        if (!std::in_range<std::int64_t>(numbers[i])) refuse(numbers[i]);  // then it is outside of all other types
         wide[i] = static_cast<std::int64_t>(numbers[i]);
       }
     });

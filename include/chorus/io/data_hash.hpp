@@ -23,7 +23,7 @@ namespace detail {
 
 inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
 
-/// Of each `ranks`-th piece of `bytes`, from piece `rank` on, 64 digits. `read(begin, to)` fills `to`.
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
 template <class Read>
 std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
   std::string hashes;
@@ -48,7 +48,7 @@ inline std::string data_hash(const std::vector<std::string>& of_ranks) {
   return sha256_hex(all);
 }
 
-/// The checksum of data that arrive in any parts, one after the other.
+/// The checksum of data that arrive in parts of any size.
 class DataHash {
  public:
   void update(std::span<const std::byte> data) {
@@ -76,7 +76,7 @@ class DataHash {
   std::string hashes_;
 };
 
-/// Throws FileError, in the name of `who`, if a checksum differs from the file's.
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
   check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
                    data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");

@@ -1,5 +1,5 @@
 #pragma once
-/// Declarations of <chorus/chorus.hpp> whose headers it leaves out: the error of a program that forgets one names it.
+/// Declarations of <chorus/chorus.hpp> without their headers: if a program forgets one, the error names it.
 
 #include <string>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The names of a file's tensors in a model, and the assignment of the file's tensors to the model's.
+/// Assigns the names of a file's tensors to the names of a model's tensors.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -21,8 +21,7 @@ namespace chorus::io::detail {
 /// All names of a model's tensors; tied ones have several.
 using NameSet = std::set<std::string, std::less<>>;
 
-/// Turns names of the file into the model's: by the user's function, then by removing the prefixes of PyTorch's
-/// wrappers.
+/// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
 class FileNames {
  public:
   FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
@@ -30,8 +29,8 @@ class FileNames {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
       if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it counts only if all names have
-    // it.
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it is removed only if all names
+    // have it.
     const auto is_wrapped = [&](const std::string& name) {
       return name.starts_with(parallel) && !model.contains(name);
     };
@@ -39,7 +38,7 @@ class FileNames {
       for (auto& name : names) name.erase(0, parallel.size());
   }
 
-  /// The model's name for it; "" if it is skipped.
+  /// The model's name of the tensor; "" if it is skipped.
   std::string operator()(std::string_view in_file) const {
     auto name = own_name(in_file);
     for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
@@ -53,7 +52,7 @@ class FileNames {
     if (in_file.starts_with(training_prefix)) return {};
     std::string name = rename_ ? rename_(in_file) : std::string(in_file);
     if (model_.contains(name)) return name;
-    // No model has members of these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed use
+    // No model has members with these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed add
     // them.
     for (const std::string_view wrapper :
          {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
@@ -73,7 +72,7 @@ class FileNames {
 /// The tensors of a file by their names in the model.
 class FileTensors {
  public:
-  /// Throws FileError if two tensors get one name.
+  /// Throws FileError if two tensors map to one name.
   FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
@@ -88,7 +87,7 @@ class FileTensors {
                        Quoted{entry.name}, " both stand for the model's ", Quoted{name},
                        "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
     }
-    // Python's save_model writes tied tensors once, and notes their other names with the written one.
+    // Python's save_model writes tied tensors once, and records their other names in the metadata.
     for (const auto& [name, other] : file.metadata())
       if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
         tensors_.emplace(model_name(name), entry);
@@ -102,7 +101,7 @@ class FileTensors {
   struct Unexpected {
     std::string name, in_file;
   };
-  /// The tensors that the model has not.
+  /// The tensors that the model does not have.
   const std::vector<Unexpected>& unexpected() const { return unexpected_; }
 
  private:

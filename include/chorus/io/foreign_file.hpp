@@ -1,6 +1,6 @@
 #pragma once
-/// Recognises a file of another format by its first bytes, and tells how to convert it to a readable one. No other byte
-/// of such a file is interpreted: a pickle could make a program run code.
+/// Recognises other file formats by the first bytes, and tells how to convert them. No other byte of such a file is
+/// interpreted: a pickle could make a program run code.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -11,7 +11,7 @@
 
 namespace chorus::io::detail {
 
-/// This number of first bytes is enough.
+/// Enough first bytes to recognise all formats.
 inline constexpr std::size_t foreign_bytes = 4096;
 
 /// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
@@ -87,7 +87,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   if (word.starts_with('{') || word.starts_with('['))
     return is("a JSON text (a configuration?): the numbers lie in a file beside it");
 
-  // Protocol buffers have no mark. ONNX begins with its version, then the text or the graph.
+  // Protocol buffers have no signature. ONNX begins with its version, then the producer's name or the graph.
   const bool onnx =
       text.size() > 4 && text[0] == '\x08' && text[1] > 0 && text[1] < 32 && (text[2] == '\x12' || text[2] == '\x3A');
   if (path.ends_with(".onnx") || onnx)
@@ -104,9 +104,9 @@ inline constexpr std::size_t foreign_bytes = 4096;
   return "";
 }
 
-/// The end of a message about a refused file, for readers of NumPy's files.
+/// The end of a message about a refused file, for readers of NumPy files.
 [[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
-  // The size of the header in 8 bytes, few of them used, then the header.
+  // The header's size in 8 bytes, mostly zeros, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
     return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
   const auto what = what_file_is(begin, path);

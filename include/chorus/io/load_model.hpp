@@ -23,20 +23,20 @@ namespace chorus::io {
 
 namespace detail {
 
-/// A tensor of a model: all its names there, and the numbers that it needs.
+/// A tensor of a model: all its names there, and the required dtype and shape.
 struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
 };
 
-/// The file's tensors that fill a model, and the ones that don't fit.
+/// The file's tensors for each tensor of a model, and those that don't fit.
 struct LoadPlan {
   std::vector<std::vector<const TensorEntry*>> sources;  ///< of each destination; all of its sources must be equal
   LoadReport report;
 };
 
-/// PyTorch takes one number for a scalar, too.
+/// PyTorch also accepts one number for a scalar.
 inline bool same_shape(std::span<const Index> file, std::span<const Index> model) {
   return std::ranges::equal(file, model) || (model.empty() && file.size() == 1 && file[0] == 1);
 }
@@ -107,7 +107,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
       return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
     });
-    // Batch norm of PyTorch before 0.4.1 counted no batches. As in PyTorch, the layer keeps its own count.
+    // Batch norm of PyTorch before 0.4.1 had no batch counter. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
     const bool may_lack = name.ends_with(counted) && to.dtype == DType::i64 && to.shape.empty() &&
                           tensors.find(name.substr(0, name.size() - counted.size()) + "running_mean") != nullptr;
@@ -130,8 +130,8 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
-/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if tensors of the
-/// file that are one in the model have different numbers.
+/// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if the file's
+/// sources of a tied tensor differ.
 inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
                                           const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
@@ -160,7 +160,7 @@ std::vector<Destination> destinations(nn::Module& model, const std::vector<Tenso
   return out;
 }
 
-/// All tensors of a model, in full even if this rank has a part.
+/// All tensors of a model, whole even if this rank has only a part.
 template <Device D>
 std::vector<Destination> whole_destinations(nn::Module& model) {
   const auto names = all_names(model);
@@ -190,7 +190,7 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
   return std::move(plan.report);
 }
 
-/// Under a policy whose ranks have parts of the model, each takes its own. All ranks call it.
+/// Under a policy whose ranks have parts of the model: each takes its own. All ranks call it.
 template <class Net>
 LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
   using D = typename Net::device_type;
@@ -221,20 +221,19 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 }  // namespace detail
 
 /// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
-/// numbers of any type to each other, integers and bools to each other. A file of PyTorch fits as it does there, even
-/// if its batch norm counted no batches (the layer keeps its own count). Tied tensors may have one name, as
-/// safetensors' `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has
-/// them, too: `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.`
-/// (torch.compile), `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
-/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`; unless the model has them, too.
+/// numbers of any type to each other, integers and bools to each other. A PyTorch file fits as it does there, even
+/// without batch norm's batch counter (the layer keeps its own count). Tied tensors may have one name, as safetensors'
+/// `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has them, too:
+/// `module.` (DataParallel, DistributedDataParallel) if all names have it, and anywhere `_orig_mod.` (torch.compile),
+/// `_fsdp_wrapped_module.`, `_checkpoint_wrapped_module.` and `_forward_module.`.
 ///
 /// Returns the differences: none, unless `options.strict` is false. Throws FileError, and changes nothing, if the file
-/// is damaged or of another format; if its names, shapes or kinds of numbers are not the model's (one message names all
-/// that don't fit) or, without `strict`, no tensor fits at all; if a number is outside of the range of the model's
-/// type; and if tensors that are one in the model have different numbers in the file.
+/// is damaged or of another format; if names, shapes or kinds of numbers differ from the model's (one message lists
+/// them all) or, without `strict`, if no tensor fits; if a number is out of the range of the model's type; and if the
+/// file's sources of a tied tensor differ.
 ///
-/// Copies on other devices and in 16 bits follow. Under every policy it takes the net, and all ranks call it: each
-/// reads the file, and takes its parts if it has parts of the model. If one rank fails, all throw FileError.
+/// Copies on other devices and in 16 bits are updated. Under every policy it takes the net, and all ranks call it: each
+/// reads the file, or only its parts if ranks have parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
   if constexpr (std::is_base_of_v<nn::Module, Model>) {

@@ -17,7 +17,7 @@ using Rename = std::function<std::string(std::string_view)>;
 
 /// How a model is filled from a file.
 struct LoadOptions {
-  /// Whether the file has to have exactly the model's tensors, with the same shapes. Otherwise `load` fills the tensors
+  /// Whether the file must have exactly the model's tensors, with the same shapes. If false, `load` fills the tensors
   /// that fit, leaves the rest of the model unchanged, and reports the differences.
   bool strict = true;
   /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
@@ -34,9 +34,9 @@ struct LoadReport {
     FileDType got{};
     std::vector<Index> got_shape;
   };
-  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: they stay unchanged
+  std::vector<std::string> missing;     ///< tensors of the model that are not in the file: unchanged
   std::vector<std::string> unexpected;  ///< tensors of the file, by their names there, that are not in the model
-  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: they stay
+  std::vector<Mismatch> mismatched;     ///< tensors of other shapes, or integers for floating-point numbers: unchanged
 
   /// Whether the file had exactly the model's tensors.
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
@@ -68,15 +68,15 @@ inline Rename without_prefix(std::string prefix) {
   };
 }
 
-/// For LoadOptions: the same, and skips all tensors without the prefix: to fill a part of a model from a file of the
-/// whole, as in `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
+/// For LoadOptions: removes `prefix` and skips all tensors without it, to fill a part of a model from a file of the
+/// whole: `load(net.module().encoder, path, {.rename = only_prefix("encoder.")})`.
 inline Rename only_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) {
     return std::string(name.starts_with(prefix) ? name.substr(prefix.size()) : std::string_view());
   };
 }
 
-/// For LoadOptions: puts `prefix` before all names, so that a file of a part fills the part of a whole.
+/// For LoadOptions: adds `prefix` to all names, so that a file of a part fills that part of a whole model.
 inline Rename with_prefix(std::string prefix) {
   return [prefix = std::move(prefix)](std::string_view name) { return prefix + std::string(name); };
 }

@@ -15,9 +15,15 @@ namespace chorus::io {
 namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
+<<<<<<< HEAD
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
 [[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
+=======
+std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
+/// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
+void note_tied(Metadata& metadata, nn::Module& model);
+>>>>>>> w_text2
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
@@ -25,16 +31,16 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
-/// The same for the model of a policy: one call of all ranks, under every policy. Rank 0 writes. If each rank has parts
-/// of the parameters, all write their parts into the one file. An exception of one rank is thrown on others, too, or
-/// they find out in their next collective call.
+/// The same for a policy's model: one call on all ranks, under every policy. Rank 0 writes. If each rank has parts of
+/// the parameters, all write their parts into the one file. If one rank throws, the others throw, too, here or in their
+/// next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;

@@ -13,7 +13,7 @@
 
 namespace chorus::io::detail {
 
-/// Tensors on their way to a file, copied to the host.
+/// Tensors to be written, copied to the host.
 class Outgoing {
  public:
   template <Device D>
@@ -21,7 +21,7 @@ class Outgoing {
     check_whole(tensor);
     add(tensor.name, tensor, [&](std::byte* to) { tensor.copy_to(to); });
   }
-  /// Under another name; `copy(to)` copies the numbers.
+  /// The same under another name; `copy(to)` copies the numbers.
   template <Device D, class Copy>
   void add(std::string name, const TensorPlace<D>& tensor, const Copy& copy) {
     items_.push_back({std::move(name), tensor.dtype, tensor.shape, std::vector<std::byte>(tensor.bytes())});

@@ -25,7 +25,7 @@ namespace detail {
 
 static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
 
-/// NumPy's name for a dtype of tensors, without the byte order; empty for bf16, which NumPy has not.
+/// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
 constexpr std::string_view numpy_name(DType type) {
   constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
   return names[static_cast<std::size_t>(type)];
@@ -143,7 +143,7 @@ class NpyHeader {
   std::size_t at_ = 0;
 };
 
-/// The array in the bytes of a .npy file. Throws FileError if they break the format.
+/// Parses the bytes of a .npy file. Throws FileError if they are malformed.
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
@@ -174,7 +174,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
   return out;
 }
 
-/// The array as a Tensor; throws FileError if it has another dtype or number of axes.
+/// The array as a Tensor; throws FileError if its dtype or number of axes differs.
 template <Scalar T, int Rank>
 Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
   check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
@@ -228,7 +228,7 @@ Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
   return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
 }
 
-/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy has not.
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy does not have.
 template <Scalar T, int Rank, Device D>
 void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
   const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));

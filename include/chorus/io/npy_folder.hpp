@@ -1,5 +1,5 @@
 #pragma once
-/// A folder of NumPy's arrays as a dataset.
+/// A folder of NumPy arrays as a dataset.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -18,13 +18,13 @@
 
 namespace chorus::io {
 
-/// The `.npy` files of a folder, in the order of their names: sample i is the pair of the i-th array, read on demand,
-/// and its class. Classes are the folder's subfolders, numbered in the order of their names, as in torchvision's
-/// ImageFolder; without subfolders all samples are of class 0.
+/// The `.npy` files of a folder, sorted by name: sample i is the i-th array, read on demand, and its class. Classes are
+/// the folder's subfolders, numbered by sorted name, as in torchvision's ImageFolder; without subfolders all samples
+/// have class 0.
 template <Scalar T, int Rank>
 class NpyFolder {
  public:
-  /// Throws FileError if the folder can't be read, has no such file, or has files beside subfolders with files.
+  /// Throws FileError if the folder can't be read, has no such file, or has files next to subfolders with files.
   explicit NpyFolder(const std::string& folder) {
     data::require_folder("NpyFolder", folder);
     std::vector<std::string> subfolders;
@@ -44,9 +44,9 @@ class NpyFolder {
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none if the files lie in the folder itself.
+  /// Names of the subfolders; none if the files are in the folder itself.
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError if the file is no array of T with that number of axes.
+  /// Throws FileError if the file is not an array of T with that number of axes.
   std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
     data::detail::check_place("NpyFolder", i, size());
     const auto& [path, label] = files_[static_cast<std::size_t>(i)];

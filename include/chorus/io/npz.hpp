@@ -32,7 +32,7 @@ inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return ~c;
 }
 
-/// Little-endian numbers at a place in an archive. Throws FileError past its end.
+/// Reads little-endian numbers from an archive. Throws FileError past its end.
 class ZipBytes {
  public:
   ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
@@ -64,7 +64,7 @@ struct ZipEntry {
   std::uint32_t crc;
 };
 
-/// The archive's own list of its files, at its end. Throws FileError.
+/// The archive's directory, at its end. Throws FileError.
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
@@ -78,7 +78,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   }
   check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
   std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // numbers of 8 bytes, if necessary, or always
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // 64-bit fields, used if necessary, or always
     const std::uint64_t wide_end = zip.number(end - 12, 8);
     check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
     directory_end = wide_end;
@@ -92,7 +92,7 @@ inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
     ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
                    static_cast<std::uint32_t>(zip.number(at + 16, 4))};
     const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit have a field of their own, in this order.
+    // Sizes that don't fit are in an extra field, in this order.
     for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
          field += 4 + zip.number(field + 2, 2)) {
       if (zip.number(field, 2) != 1) continue;
@@ -125,7 +125,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
   } else {
     check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
 #if CHORUS_USE_ZLIB
-    // Deflate makes at most 1032 bytes of one byte.
+    // Deflate expands a byte to at most 1032 bytes.
     check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
     z_stream stream{};
     check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
@@ -231,7 +231,7 @@ class NpzWriter {
     std::memcpy(out.data(), &value, width);
     return out;
   }
-  // The common part of the directory and the array's own header: version, flags (names in UTF-8), stored, 1980-01-01,
+  // The fields that the directory and an array's own header share: version, flags (names in UTF-8), stored, 1980-01-01,
   // sizes.
   static std::string record(const std::string& array) {
     return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +

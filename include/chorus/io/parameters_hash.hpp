@@ -28,7 +28,7 @@ std::string parameters_sha256(Model& model) {
   return hash.hex();
 }
 
-/// The fingerprint of a policy's model, the same on all ranks, also if each has parts of it. All ranks call it.
+/// The fingerprint of a policy's model, the same on all ranks, even if each has parts of it. All ranks call it.
 template <detail::IsNet Net>
 std::string parameters_sha256(Net& net) {
   if constexpr (!detail::keeps_parts<Net>) {

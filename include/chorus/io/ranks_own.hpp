@@ -28,19 +28,19 @@ namespace chorus::io::detail {
 
 inline constexpr std::string_view hook_prefix = "training/hook/", rank_prefix = "training/rank";
 
-/// Whether a tensor of a file belongs to a communication hook or to another rank than 0.
+/// Whether a tensor of a file belongs to a communication hook, or to a rank other than 0.
 inline bool is_ranks_own(std::string_view name) {
   return name.starts_with(hook_prefix) || name.starts_with(rank_prefix);
 }
 
-/// The name of `name` for rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
+/// The name of tensor `name` of rank `rank`: `training/rank1/hook/rest.fc1.weight`, `training/rank1/model/fc1.weight`.
 inline std::string name_of_rank(int rank, std::string_view name) {
   if (rank == 0) return std::string(name);
   const bool of_model = !name.starts_with(training_prefix);
   return cat(rank_prefix, rank, '/', of_model ? "model/" : "", of_model ? name : name.substr(training_prefix.size()));
 }
 
-/// The numbers that `x` keeps from step to step, such as a loss scale; none if it keeps tensors.
+/// The numbers that `x` keeps from step to step, such as a loss scale; none if its state is tensors.
 template <class X>
 auto numbers_of(const X& x) {
   if constexpr (requires { x.kept(); })
@@ -70,13 +70,13 @@ std::vector<TensorPlace<D>> places_of(X& x, std::array<double, N>& numbers) {
   return places;
 }
 
-/// Whether each rank may have a model and an optimizer of its own.
+/// Whether ranks may have different models and optimizers.
 template <class Net>
 constexpr bool ranks_may_differ = requires {
   requires chorus::detail::AccessTo<Net>::ranks_may_differ;
 };
-/// Whether all ranks take part when a checkpoint is written, for one of these, or since a communication hook remembers
-/// something.
+/// Whether all ranks take part in writing a checkpoint: for one of these reasons, or because a communication hook has
+/// state.
 template <class Net>
 constexpr bool all_ranks_save = keeps_parts<Net> || ranks_may_differ<Net> || requires {
   requires chorus::detail::AccessTo<Net>::hook_remembers;
@@ -132,7 +132,7 @@ inline std::int64_t number_in(const SafetensorsReader& file, const std::string& 
   return value;
 }
 
-/// How many shares a net cuts each batch into, where that is not by its ranks or devices; else 0.
+/// The fixed number of shares into which a net cuts each batch; 0 if it depends on ranks or devices.
 template <class Net>
 int shares_of(const Net& net) {
   if constexpr (requires { net.canonical_shares(); })
@@ -143,10 +143,10 @@ int shares_of(const Net& net) {
 
 inline constexpr const char* canonical_shares_key = "training/canonical_shares";
 
-/// Throws UsageError if the net sums over samples in another way than the file's run.
+/// Throws UsageError if the net sums over samples in another order than the file's run.
 [[gnu::cold]] inline void check_same_shares(const SafetensorsReader& file, int shares) {
   const auto found = file.metadata().find(canonical_shares_key);
-  const bool has = found != file.metadata().end();  // that of a run without any has not
+  const bool has = found != file.metadata().end();  // absent for a run without shares
   const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
   check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
                     of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
@@ -176,9 +176,9 @@ void check_data_hash_of_all(const SafetensorsReader& file, Net& net) {
   check_data_hash(cat("resuming from ", file.path()), noted->second, data_hash(hashes));
 }
 
-/// Opens the file; `step_in(file)` gives its step. Throws FileError on all ranks if one of them can't open it, or if
-/// they have files with different contents, and UsageError if a rank's net has another seed, or another number of
-/// canonical shares, than the file's run.
+/// Opens the file; `step_in(file)` returns its step. Throws FileError on all ranks if one of them can't open it, or if
+/// their files differ, and UsageError if a rank's net has another seed, or another number of canonical shares, than the
+/// file's run.
 template <class Net, class StepIn>
 [[gnu::cold]] SafetensorsReader open_on_all_ranks(const std::string& path, Net& net, const StepIn& step_in) {
   std::optional<SafetensorsReader> file;
@@ -217,7 +217,7 @@ template <class Net, class StepIn>
   return std::move(*file);
 }
 
-/// The owner of numbers beside the model and the optimizer: a net's hook, or the net if it has none.
+/// The owner of numbers outside the model and the optimizer: a net's hook, or the net if it has none.
 template <class Net>
 auto& keeper_of(Net& net) {
   if constexpr (requires { net.hook(); })
@@ -226,12 +226,12 @@ auto& keeper_of(Net& net) {
     return net;
 }
 
-/// Adds `own` of all other ranks to rank 0's file, one rank after the other. All ranks call it.
+/// Adds `own` of all other ranks to rank 0's file, rank by rank. All ranks call it.
 template <Device D, class Communicator>
 void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<TensorPlace<D>>& own) {
   std::size_t bytes = 0;
   for (const auto& tensor : own) bytes += tensor.bytes();
-  // No other call has this form: if other ranks are in another call, it is found out here.
+  // No other call has this message, so ranks in another call are detected here.
   const std::array<std::int64_t, 5> mine{'s', 'a', 'v', static_cast<std::int64_t>(own.size()),
                                          static_cast<std::int64_t>(bytes)};
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
@@ -259,7 +259,7 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   }
 }
 
-/// Adds the memory of a hook or of the net itself, of all ranks, and `places` of all other ranks if they differ.
+/// Adds the state of a hook or of the net itself, for all ranks, and `places` of all other ranks if they differ.
 /// Returns whether this rank writes. All ranks call it.
 template <Device D, class Net>
 bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& places) {
@@ -303,18 +303,18 @@ void choose_among_ranks(const SafetensorsReader& file, TensorPlace<D>& tensor, [
   tensor.mean_with = std::move(others);
 }
 
-/// The memory of a hook or of the net itself, on its way from a file; nothing if neither has one.
+/// Reads the state of a hook or of the net itself; does nothing if neither has any.
 template <Device D, class Net>
 class HookReading {
  public:
-  /// Adds the file's tensors of it to `wanted`.
+  /// Adds the file's tensors of that state to `wanted`.
   HookReading(const SafetensorsReader& file, Net& net, std::vector<TensorPlace<D>>& wanted) {
     if constexpr (has_tensors) {
       const auto known = chorus::detail::access_to(net).hook_state(true);
       for (const TensorEntry& entry : file.entries()) {
         const auto name = entry.name.substr(std::min(hook_prefix.size(), entry.name.size()));
         if (!entry.name.starts_with(hook_prefix) || name.find('.') == name.npos) continue;
-        // For a parameter that is frozen now, the file knows the shape; the type is the parameter's.
+        // For a parameter that is frozen now, the file gives the shape and the parameter the dtype.
         optim::StateTensor tensor{name, entry.dtype == FileDType::f64 ? DType::f64 : DType::f32, entry.shape, {}, true};
         const auto parameter = name.substr(name.find('.') + 1);
         for (const auto& one : net.flat_parameters().entries())
@@ -338,7 +338,7 @@ class HookReading {
   HookReading(const HookReading&) = delete;
   HookReading& operator=(const HookReading&) = delete;
 
-  /// In the order of parameters.
+  /// Gives the state to the net, in the order of parameters.
   void give(Net& net) const {
     if constexpr (has_tensors) chorus::detail::access_to(net).set_hook_state(tensors_);
     if constexpr (numbers > 0) keeper_of(net).keep(numbers_);

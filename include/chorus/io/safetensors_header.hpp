@@ -1,6 +1,6 @@
 #pragma once
-/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated name, metadata
-/// key or field, no unknown fields, no control characters in names. The format:
+/// Parses the JSON header of a safetensors file. It is stricter than the reference reader: no repeated names, metadata
+/// keys or fields, no unknown fields, no control characters in names. The format:
 /// https://github.com/huggingface/safetensors#format
 
 #include <algorithm>
@@ -27,8 +27,8 @@ struct SafetensorsHeader {
 
 namespace detail {
 
-/// Takes the events of nlohmann's parser. Unlike a parsed document they show duplicates, and nothing is stored that is
-/// deeper than the format allows. Every event that doesn't fit throws FileError.
+/// Handles the events of nlohmann's parser. Unlike a parsed document, they show duplicates, and nothing deeper than the
+/// format allows is stored. Every unexpected event throws FileError.
 class SafetensorsHeaderEvents {
  public:
   using json = nlohmann::json;
@@ -195,7 +195,7 @@ class SafetensorsHeaderEvents {
   bool has_metadata_ = false;
 };
 
-/// Checks that the tensors, sorted here by offset, fill the data without holes or overlaps, and that no name repeats.
+/// Checks that the tensors, sorted here by offset, cover the data without gaps or overlaps, and that no name repeats.
 inline void check_layout(std::string_view path, std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
@@ -217,11 +217,11 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
 
 }  // namespace detail
 
-/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: how messages begin. Throws
+/// Parses and checks a header. `data_bytes`: the number of bytes after it. `path`: the beginning of messages. Throws
 /// FileError.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view path, const ReaderLimits& limits) {
-  // The parser would skip a byte order mark, and take a zero byte for the end of its input.
+  // The parser would skip a byte order mark, and treat a zero byte as the end of its input.
   check<FileError>(text.find('\0') == text.npos, path, ": the header is not valid JSON: it has a zero byte");
   check<FileError>(!text.starts_with("\xEF\xBB\xBF"), path, ": the header is not valid JSON: it has a byte order mark");
   detail::SafetensorsHeaderEvents events(path, limits);

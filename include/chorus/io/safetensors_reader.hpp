@@ -1,7 +1,7 @@
 #pragma once
 /// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
-/// allocate more than the file's size in data, or read outside of the file. Values are not checked: NaN and infinity
-/// are kept.
+/// allocate more data than the file's size, or read outside of the file. Values are not checked: NaN and infinity are
+/// kept.
 
 #include <algorithm>
 #include <array>
@@ -36,7 +36,7 @@ class SafetensorsReader {
     read_header(limits);
   }
 
-  /// Reads a file in memory, which must outlive the reader. `name` stands for the path in messages.
+  /// Reads a file from memory, which must outlive the reader. `name` replaces the path in messages.
   explicit SafetensorsReader(std::span<const std::byte> memory, const std::string& name,
                              const ReaderLimits& limits = {})
       : path_(name), loading_(cat("loading ", printable(name, 4096))), memory_(memory), size_(memory.size()) {
@@ -66,14 +66,14 @@ class SafetensorsReader {
     return *entry;
   }
 
-  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it has not, or if `entry` is
-  /// not of this file, and FileError if the file can't be read or was cut since it was opened.
+  /// Copies a tensor's bytes; `to` must have exactly `entry.bytes`. Throws UsageError if it doesn't, or if `entry`
+  /// belongs to another file, and FileError if the file can't be read or has been truncated since.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
                       " bytes, but the place to read it to has ", to.size());
     read(entry, to, 0);
   }
-  /// Copies bytes of a tensor from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
+  /// Copies a tensor's bytes from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
                       Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
@@ -82,8 +82,8 @@ class SafetensorsReader {
     read_at(data_begin_ + entry.begin + begin, to, &entry);
   }
 
-  /// The data of all tensors, which lie one after the other: their number of bytes, and the bytes from `begin` on.
-  /// Throws UsageError beyond them, and FileError like the others.
+  /// The data of all tensors, which are contiguous: their number of bytes, and the bytes from `begin` on. Throws
+  /// UsageError beyond their end, and FileError like `read`.
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
@@ -120,7 +120,7 @@ class SafetensorsReader {
               [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
   }
 
-  /// The file's real format if it is no safetensors file, if known.
+  /// The file's actual format if it is not a safetensors file, if known.
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
@@ -147,8 +147,7 @@ class SafetensorsReader {
 
 namespace detail {
 
-/// Throws FileError if bytes that are to become bools are neither 0 nor 1: a program that reads other values as bools
-/// has undefined behaviour.
+/// Throws FileError if bytes to be read as bools are neither 0 nor 1: other values in a bool are undefined behaviour.
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",

@@ -1,5 +1,5 @@
 #pragma once
-/// The layout of a file, as the reference writer makes it.
+/// The layout of a file, as the reference writer writes it.
 
 #include <algorithm>
 #include <array>
@@ -84,7 +84,7 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
   for (const TensorView& tensor : tensors) order.push_back(&tensor);
   std::string header = detail::safetensors_header(path, order, metadata);
   if (const std::string key(data_hash_key); Sha256::available && metadata.contains(key)) {
-    detail::DataHash hash;  // of the data in their order in the file
+    detail::DataHash hash;  // of the data in file order
     for (const TensorView* tensor : order) hash.update(tensor->data);
     Metadata noted = metadata;
     noted.at(key) = hash.hex();

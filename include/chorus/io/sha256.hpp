@@ -32,7 +32,7 @@ class Sha256 {
   }
   void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
 
-  /// The hash of all bytes so far, as 64 hexadecimal digits; more may follow.
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
   std::string hex() const {
     constexpr std::string_view digits = "0123456789abcdef";
     unsigned char hash[EVP_MAX_MD_SIZE];

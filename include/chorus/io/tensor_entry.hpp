@@ -1,5 +1,5 @@
 #pragma once
-/// The content of a safetensors file: element types, tensors and notes, and the common rules of its reader and its
+/// The contents of a safetensors file: element types, tensors and metadata, and the rules shared by its reader and
 /// writer.
 
 #include <algorithm>
@@ -19,11 +19,11 @@
 
 namespace chorus::io {
 
-/// The notes that a file has beside its tensors: texts by name.
+/// A file's metadata: texts by name.
 using Metadata = std::map<std::string, std::string>;
 
-/// The element types that a file may hold: those of chorus::DType and others. In the order of the format's own list, by
-/// which writers sort tensors: later types come first in a file.
+/// The element types of a file: those of chorus::DType and others, in the order of the format's own list. Writers sort
+/// tensors by it: later types come first in a file.
 enum class FileDType : std::uint8_t {
   boolean,
   f4,
@@ -75,12 +75,12 @@ constexpr std::optional<FileDType> file_dtype_named(std::string_view text) {
   return std::nullopt;
 }
 
-/// Every type of a tensor has a type in the file, of the same name.
+/// Every DType has a FileDType with the same name.
 constexpr FileDType file_dtype(DType type) { return *file_dtype_named(chorus::name(type)); }
 
 inline void append(std::string& out, FileDType type) { out += name(type); }
 
-/// A file's description of one tensor: row-major elements, little-endian, `bytes` bytes from `begin` on in the data
+/// A file's description of one tensor: row-major, little-endian elements, `bytes` bytes at offset `begin` in the data
 /// after the header. Alignment is not specified.
 struct TensorEntry {
   std::string name;
@@ -90,7 +90,7 @@ struct TensorEntry {
   std::size_t bytes = 0;
 };
 
-/// The limits of a reader. A file's sizes are also checked against the file itself before anything is allocated.
+/// The limits of a reader. Sizes are also checked against the file before anything is allocated.
 struct ReaderLimits {
   std::uint64_t header_bytes = std::uint64_t{16} << 20;  ///< never above `format_header_bytes`
   std::size_t tensors = 1'000'000;
@@ -111,7 +111,7 @@ inline void append(std::string& out, TensorOfFile who) {
   out += cat(who.path, ": tensor ", Quoted{who.tensor}, ": ");
 }
 
-/// Bytes of a tensor. Throws `Kind` if they can't be counted.
+/// The number of bytes of a tensor. Throws `Kind` if it overflows.
 template <class Kind>
 std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOfFile who) {
   constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<Index>::max());
@@ -119,7 +119,7 @@ std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOf
   bool empty = false;
   for (const Index size : shape) {
     check<Kind>(size >= 0, who, "negative size in shape ", shape);
-    // Axes of size 0 don't shorten the count: strides of the other axes are computed later and must not overflow.
+    // Axes of size 0 count as 1: strides of the other axes are computed later and must not overflow.
     empty = empty || size == 0;
     const auto factor = static_cast<std::uint64_t>(std::max<Index>(size, 1));
     check<Kind>(bits <= most / factor, who, "the size of shape ", shape, " of ", dtype, " overflows");

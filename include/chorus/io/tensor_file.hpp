@@ -1,5 +1,5 @@
 #pragma once
-/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes there.
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes.
 
 #include <algorithm>
 #include <chorus/io/safetensors_reader.hpp>
@@ -11,8 +11,8 @@
 
 namespace chorus::io {
 
-/// A dense tensor on the host as `write_safetensors` takes it; the tensor must outlive the view. Throws UsageError if
-/// it is not contiguous.
+/// A dense tensor on the host in the form of `write_safetensors`; the tensor must outlive the view. Throws UsageError
+/// if it is not contiguous.
 template <Scalar T, int Rank>
 TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
   check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",

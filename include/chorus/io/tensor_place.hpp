@@ -1,5 +1,5 @@
 #pragma once
-/// The places of a model's numbers, for writing to a file and reading from one.
+/// The places of a model's tensors, for writing them to a file and reading them.
 
 #include <algorithm>
 #include <chorus/core/tensor_group.hpp>
@@ -19,7 +19,7 @@ inline constexpr std::string_view training_prefix = "training/";
 
 /// The place of a file's tensor in this program: in device memory, or, without a device, on the host. `mean_with`:
 /// names of other tensors in the file, with which floating-point numbers are averaged. Ranks may share the tensor: with
-/// `part` this rank has some entries of an axis, and with `part_count` that number of elements of these, or of all,
+/// `part` this rank has some entries of an axis; with `part_count` it has that many elements of these, or of the whole,
 /// from `part_begin` on.
 template <Device D>
 struct TensorPlace {
@@ -32,7 +32,7 @@ struct TensorPlace {
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
-  bool writes = true;  ///< of the ranks that have the same, one writes
+  bool writes = true;  ///< among ranks with the same tensor, one writes
 
   std::size_t whole_bytes() const { return static_cast<std::size_t>(numel(shape)) * size_of(dtype); }
   /// The number of elements in this process.
@@ -42,8 +42,8 @@ struct TensorPlace {
   }
   std::size_t bytes() const { return count() * size_of(dtype); }
 
-  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each run of neighbouring numbers in this process: its
-  /// beginning in the file's tensor, and among this process's numbers.
+  /// Calls `f(in_whole, here, bytes)`, all in bytes, for each contiguous run in this process: its offset in the file's
+  /// tensor and among this process's numbers.
   template <class F>
   void for_runs(const F& f) const {
     const auto size = size_of(dtype);
@@ -70,7 +70,7 @@ struct TensorPlace {
     else
       copy_bytes(Cpu{}, data, Cpu{}, numbers, bytes());
   }
-  /// This process's numbers, from those of the whole tensor.
+  /// Extracts this process's numbers from the whole tensor's.
   std::vector<std::byte> own_of(std::span<const std::byte> whole) const {
     std::vector<std::byte> own(bytes());
     for_runs([&](std::size_t in_whole, std::size_t here, std::size_t count) {
@@ -104,7 +104,7 @@ concept IsNet = requires(Net& net) {
 };
 
 /// Whether ranks have parts of the model: all write a file together, each its parts. Such a policy has
-/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor with that cut.
+/// `writes_part(sharded, layers)`: whether this rank writes its part of a tensor that is cut in these ways.
 template <class Net>
 constexpr bool keeps_parts = requires(const Net& net) {
   net.writes_part(true, true);
@@ -115,7 +115,7 @@ void choose_writers(const Net& net, std::vector<TensorPlace<D>>& places) {
   for (auto& place : places) place.writes = net.writes_part(place.part_count.has_value(), place.part != nullptr);
 }
 
-/// This rank's part of the model under such a policy: its parts of parameters, and the buffers.
+/// The places of this rank's part of the model under such a policy: its parts of parameters, and the buffers.
 template <Device D, class Net>
 std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   std::vector<TensorPlace<D>> places;
@@ -146,14 +146,14 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
   return places;
 }
 
-/// Throws UsageError if a tensor is one rank's part.
+/// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
   check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
                     "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
 }
 
-/// Tells replicas and 16-bit copies that a model's numbers have changed.
+/// Invalidates replicas and 16-bit copies after a model's numbers have changed.
 template <Device D>
 void say_changed(nn::Module& model) {
   for (const auto& named : nn::named_parameters<D>(model)) named.parameter->touch_by_hand();

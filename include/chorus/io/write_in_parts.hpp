@@ -11,11 +11,10 @@
 
 namespace chorus::io::detail {
 
-/// Every rank calls it with its part of the model, and writes what its places select. All write into one temporary
-/// file, which rank 0 then puts in place like AtomicFile, whole or not at all. If a rank does not see that file,
-/// because there is no common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always
-/// do so. Rank 0's metadata count. If a rank fails, all throw FileError with its reason, after the file has been
-/// removed.
+/// Every rank calls it with its part of the model, and writes the places with `writes`. All write into one temporary
+/// file, which rank 0 then renames like AtomicFile, atomically. If a rank does not see that file, because there is no
+/// common file system, all parts go through rank 0, one tensor at a time. `through_rank_0`: always do so. Rank 0's
+/// metadata are written. If a rank fails, all throw FileError with its reason, after the file has been removed.
 template <Device D, class Communicator>
 void write_in_parts(Communicator& ranks, const std::string& path, const std::vector<TensorPlace<D>>& places,
                     const Metadata& metadata, bool through_rank_0 = false);

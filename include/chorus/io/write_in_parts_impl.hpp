@@ -1,5 +1,5 @@
 #pragma once
-/// How several ranks write a file together, and learn of a failure on any of them.
+/// How several ranks write a file together and learn of a failure on any of them.
 
 #include <algorithm>
 #include <cerrno>
@@ -25,9 +25,9 @@
 
 namespace chorus::io::detail {
 
-/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed alike, otherwise a
-/// FileError that names the first such rank. Before that `undo()` has ended on all of them: a rank that throws may end
-/// the job. All ranks call it.
+/// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
+/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
+/// job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -52,18 +52,18 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   fail<FileError>("rank ", first - texts.begin(), ": ", *first);
 }
 
-/// The tensors of all ranks: a file's, in the order of its data, and this rank's parts of them.
+/// The tensors of all ranks, in the file's order, and this rank's parts of them.
 template <Device D>
 class TensorsOfAll {
  public:
   struct Item {
     std::vector<Index> shape;
-    TensorView view;            ///< of the whole tensor; without numbers
+    TensorView view;            ///< of the whole tensor; without data
     const TensorPlace<D>* own;  ///< null if this rank has nothing to write
   };
 
-  /// Ranks may have different tensors, and some the same, then of one shape. All ranks call it. Throws UsageError on
-  /// all of them if shapes differ.
+  /// Ranks may have different tensors; equal names must have equal shapes. All ranks call it. Throws UsageError on all
+  /// of them if shapes differ.
   template <class Communicator>
   TensorsOfAll(Communicator& ranks, const std::vector<TensorPlace<D>>& places) {
     auto list = nlohmann::json::array();
@@ -121,7 +121,7 @@ void for_own_ranges(const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   });
 }
 
-/// The same for all ranks' ranges, at rank 0, to which the others send theirs. All ranks call it.
+/// The same for the ranges of all ranks, on rank 0; the others send theirs. All ranks call it.
 template <Device D, class Communicator, class F>
 void for_all_ranges(Communicator& ranks, const typename TensorsOfAll<D>::Item& tensor, const F& f) {
   std::string message;  // begin, length and bytes of each range
@@ -156,7 +156,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
   TensorsOfAll<D> tensors(ranks, places);
   Metadata noted = metadata;
   const auto checksum = noted.find(std::string(data_hash_key));
-  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data exist
+  if (checksum != noted.end()) checksum->second.assign(hash_digits, '0');  // until the data are written
   const std::string header = comm::broadcast_object(ranks, tensors.sort(path, noted));
   const bool hashes = Sha256::available && header.find(cat('"', data_hash_key, '"')) != header.npos;
   std::uint64_t end = header.size();
@@ -183,7 +183,7 @@ void write_in_parts(Communicator& ranks, const std::string& path, const std::vec
     check<FileError>(written, "saving ", path, ": writing failed: ", std::strerror(errno));
   };
   const auto write_parts = [&] {
-    std::string error;  // if others send, they continue
+    std::string error;  // if others send, they must continue
     std::uint64_t begin = header.size();
     for (const auto& tensor : tensors.items()) {
       const auto write_range = [&](std::uint64_t in_tensor, std::span<const std::byte> bytes) {

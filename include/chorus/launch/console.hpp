@@ -1,6 +1,6 @@
 #pragma once
-/// `Console`: what a launcher writes for its reader, who may stand still (Ctrl-S on a terminal, a pipe that nobody
-/// reads) without keeping the launcher from its ranks.
+/// `Console`: writes a launcher's output. A reader that stops (Ctrl-S on a terminal, a pipe that nobody reads) does not
+/// block the launcher's work for its ranks.
 
 #include <poll.h>
 #include <unistd.h>
@@ -28,12 +28,12 @@
 
 namespace chorus::detail {
 
-/// False, with errno, where it failed: a reader that has gone, or a full disk, does not end the ranks.
+/// Returns false, with errno, on failure: a reader that is gone, or a full disk, must not end the ranks.
 inline bool write_all(int fd, std::string_view text) {
   const HeldSignal too_long(SIGXFSZ);
   while (!text.empty()) {
     const auto n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EAGAIN) {  // what we share with others may be non-blocking
+    if (n < 0 && errno == EAGAIN) {  // a descriptor shared with others may be non-blocking
       pollfd entry{fd, POLLOUT, 0};
       poll(&entry, 1, -1);
     } else if (n < 0 && errno != EINTR) {
@@ -44,12 +44,12 @@ inline bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-/// A thread writes to standard output and standard error what others hand it, in their order.
+/// A thread writes the texts that it is given to standard output and standard error, in order.
 ///
-/// Where the reader stands still, ranks' output is not dropped, nor does it fill the memory: `has_room` is false once
-/// 1 MiB waits, RankOutput stops reading, and a rank that goes on printing waits, as it would without a launcher. What
-/// has to be said nevertheless (the launcher's own messages, and what ended ranks have left in their pipes) is kept up
-/// to 64 MiB; beyond these it is dropped, and the number of bytes told.
+/// If the reader stops, ranks' output is neither dropped nor kept in memory without limit: `has_room` is false once 1
+/// MiB is waiting. RankOutput then stops reading, and a rank that goes on printing blocks, as it would without a
+/// launcher. The launcher's own messages, and the output that ended ranks have left in their pipes, are kept up to 64
+/// MiB; beyond that they are dropped, and their number of bytes is reported.
 class Console {
  public:
   Console() : state_(std::make_shared<State>()) {
@@ -58,10 +58,10 @@ class Console {
   }
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
-  /// Waits for the reader, as any program does that writes.
+  /// Waits for the reader, as any program that writes.
   ~Console() { finish(std::nullopt); }
 
-  /// Hands over `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
+  /// Queues `text` for STDOUT_FILENO or STDERR_FILENO; does not wait.
   void write(int fd, std::string text) {
     const std::lock_guard lock(state_->mutex);
     if (state_->bytes + text.size() > most_bytes) {
@@ -72,20 +72,20 @@ class Console {
     state_->queue.push_back({fd, std::move(text)});
     state_->changed.notify_all();
   }
-  /// A line of the launcher's own on standard error.
+  /// Queues a line of the launcher itself for standard error.
   void say(std::string_view message) { write(STDERR_FILENO, "chorus: " + printable_lines(message) + "\n"); }
 
   bool has_room() const {
     const std::lock_guard lock(state_->mutex);
     return state_->bytes < enough_bytes;
   }
-  /// Waits until there is room, or that long.
+  /// Waits until there is room, for at most `patience`.
   void wait_for_room(std::chrono::milliseconds patience) const {
     std::unique_lock lock(state_->mutex);
     state_->changed.wait_for(lock, patience, [this] { return state_->bytes < enough_bytes; });
   }
 
-  /// Waits until all is written, at most as long as `patience` says; what is left then is lost. The last call.
+  /// Waits until all is written, for at most `patience` if it is given; the rest is lost. Must be the last call.
   void finish(std::optional<std::chrono::milliseconds> patience) {
     if (!thread_.joinable()) return;
     std::unique_lock lock(state_->mutex);
@@ -97,10 +97,10 @@ class Console {
     const bool written = done();
     lock.unlock();
     if (written) thread_.join();
-    if (!written) thread_.detach();  // nothing ends a write to a terminal that stands still
+    if (!written) thread_.detach();  // nothing ends a write to a stopped terminal
   }
-  /// The launcher's exit status, once all is written: that of the job, but 1 where a job that went well has lost some
-  /// of its output, and not to a reader that wanted no more.
+  /// The launcher's exit status, after all is written: the job's, or 1 if a successful job has lost some of its output,
+  /// except to a reader that closed the pipe.
   int status_after(int status) {
     finish(std::nullopt);
     const std::lock_guard lock(state_->mutex);
@@ -112,7 +112,7 @@ class Console {
  private:
   static constexpr std::size_t enough_bytes = 1 << 20, most_bytes = 64 << 20;
 
-  /// The thread's: it may outlive the Console.
+  /// The thread's state, which may outlive the Console.
   struct State {
     struct Text {
       int fd;
@@ -121,9 +121,9 @@ class Console {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Text> queue;
-    std::size_t bytes = 0, dropped = 0;  ///< in the queue, the text that is being written included; not taken
+    std::size_t bytes = 0, dropped = 0;  ///< queued, including the text being written; dropped
     bool ending = false, done = false;
-    int error = 0;  ///< why standard output is not complete
+    int error = 0;  ///< errno if standard output is incomplete
 
     [[gnu::cold]] void write_on() {
       std::unique_lock lock(mutex);

@@ -1,5 +1,5 @@
 #pragma once
-/// `DeviceList`: the devices that a run is to use, as `--device 0,1` names them.
+/// `DeviceList`: the devices of a run, as named by `--device 0,1`.
 
 #include <algorithm>
 #include <charconv>
@@ -13,21 +13,21 @@
 
 namespace chorus {
 
-/// Numbers of devices, each once, of a kind. Under DataParallel the first holds the model; where each process has one,
-/// the rank on its machine says which.
+/// Different numbers of devices of one kind. Under DataParallel the first holds the model; if each process has one
+/// device, its local rank is the index.
 struct DeviceList {
   std::string kind = {};      ///< "cpu" or "cuda"; empty: the model's
-  std::vector<int> ids = {};  ///< empty: of the kind, as many as the run has
+  std::vector<int> ids = {};  ///< empty: as many of the kind as the run has
 
   static constexpr int most = 64;  ///< of a kind
 
-  /// From `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
+  /// Parses `0,1`, `cpu:0,1`, `cuda:0,1`, or a kind alone. Throws UsageError that names `what`.
   static DeviceList of(std::string_view what, std::string_view text);
-  /// Throws UsageError, which names `what`, for an unknown kind, and for numbers out of range or named twice.
+  /// Throws UsageError that names `what` for an unknown kind, and for numbers that are out of range or repeated.
   void check(std::string_view what) const;
 
   int size() const { return static_cast<int>(ids.size()); }
-  /// `cpu:0,1`, as it is read.
+  /// `cpu:0,1`, as `of` parses it.
   std::string text() const {
     std::string numbers;
     for (const int id : ids) numbers += cat(numbers.empty() ? "" : ",", id);

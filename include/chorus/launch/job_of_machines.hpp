@@ -9,13 +9,13 @@ namespace chorus {
 
 namespace detail {
 
-/// Runs the ranks of this machine until they end, or until all machines form anew.
+/// Runs the ranks of this machine until they end, or until all machines start a new round.
 inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
   try {
     Supervisor supervisor(group, console);
     const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
     return supervisor.run();
-  } catch (const Error& error) {  // they cannot be started
+  } catch (const Error& error) {  // ranks can't be started
     machines.leave(group, error.what());
     throw;
   }
@@ -23,12 +23,12 @@ inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& con
 
 }  // namespace detail
 
-/// `run_job` for machines that find each other. When ranks fail anywhere, all machines stop theirs and come together
-/// anew. A failure counts as one restart of the whole job. A machine that does not come again within
-/// `machines.last_call` is lost: if at least `machines.least` are left they go on without it. One that comes while
-/// ranks run, new or back again, has all of them start anew with it, up to `machines.most`; beyond these it waits for a
-/// place, `machines.join_timeout` at most. Neither counts as a restart. The job ends with the machine that listens at
-/// `machines.host`, which holds what they tell each other.
+/// `run_job` for machines that find each other. If ranks fail anywhere, all machines stop theirs and start a new round.
+/// A failure counts as one restart of the whole job. A machine that does not join within `machines.last_call` is lost:
+/// the others continue without it if they are at least `machines.least`. If a machine joins while ranks run, new or
+/// again, all ranks restart with it, up to `machines.most`; beyond that it waits for a place for at most
+/// `machines.join_timeout`. Neither counts as a restart. The job ends with the machine that listens at `machines.host`,
+/// because it holds the machines' store.
 inline int run_job(RankGroup group, const MachineOptions& options) {
   detail::Console console;
   detail::Machines machines(options, group, console);

@@ -35,7 +35,7 @@ struct Failure {
   std::string message;
 };
 
-/// What the exception that is being handled means for the user. Call it inside a catch block.
+/// The status and message for the exception being handled. Call it inside a catch block.
 inline Failure current_failure() {
   try {
     throw;
@@ -52,7 +52,7 @@ inline Failure current_failure() {
   }
 }
 
-/// The path of this program; /proc/self/exe itself would do, but `ps` would call every rank "exe".
+/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
 inline std::string own_program() {
   char path[PATH_MAX];
   const auto size = readlink("/proc/self/exe", path, sizeof path);
@@ -63,7 +63,7 @@ inline std::string own_program() {
   return "/proc/self/exe";
 }
 
-/// Of programs that can record runs.
+/// For programs that can record runs.
 inline constexpr const char* trace_help =
     "  --trace FILE       writes a trace of a few steps, for Perfetto and chorus-page (default: CHORUS_TRACE, "
     "else\n"
@@ -96,11 +96,11 @@ inline void print_launch_help(const char* program) {
       run_listener.rank_begins == nullptr ? "" : trace_help, launch_variables);
 }
 
-/// What a process that a call of `launch` has started is told in CHORUS_LAUNCH: `CALL DEVICES STATUSES POLICY`.
+/// The contents of CHORUS_LAUNCH, which `launch` sets for a process that it starts: `CALL DEVICES STATUSES POLICY`.
 struct LaunchOrder {
-  int call = 0;               ///< of `launch` in main, from 0
-  int devices = 1;            ///< that were asked for
-  std::vector<int> statuses;  ///< that the calls before it returned
+  int call = 0;               ///< index of the call of `launch` in main, from 0
+  int devices = 1;            ///< the requested number
+  std::vector<int> statuses;  ///< of the earlier calls
   std::string policy;
 
   std::string text() const {
@@ -109,8 +109,13 @@ struct LaunchOrder {
     return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
   }
 
+<<<<<<< HEAD
   /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
   [[gnu::cold]] static std::optional<LaunchOrder> take() {
+=======
+  /// Reads it and removes it from the environment, so that processes started here don't inherit it. Empty if not set.
+  static std::optional<LaunchOrder> take() {
+>>>>>>> w_text2
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -138,19 +143,24 @@ struct LaunchOrder {
 /// The calls of `launch` in this process.
 struct LaunchCalls {
   std::mutex mutex;
-  std::optional<LaunchOrder> order;  ///< where one in another process has started this one
+  std::optional<LaunchOrder> order;  ///< set if a call in another process has started this one
   std::vector<int> statuses;         ///< of the calls so far
-  bool ordered = false;              ///< whether `order` has been looked for
+  bool ordered = false;              ///< whether `order` has been read
   int meetings = 0;                  ///< of ranks, so far
-  int listen_fd = -1;                ///< rank 0's: where ranks meet again and again
+  int listen_fd = -1;                ///< rank 0's: the socket at which ranks meet repeatedly
 
   static LaunchCalls& of_process() {
     static LaunchCalls calls;
     return calls;
   }
 
+<<<<<<< HEAD
   /// The number of a call that begins; `passed` is its status where it is not to run.
   [[gnu::cold]] int begin(std::optional<int>& passed) {
+=======
+  /// The number of a call that begins; `passed` is its status if it must not run.
+  int begin(std::optional<int>& passed) {
+>>>>>>> w_text2
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());
@@ -166,7 +176,7 @@ struct LaunchCalls {
   }
 };
 
-/// While it lives, `flag` is set. Throws UsageError where it is set already.
+/// Sets `flag` while it lives. Throws UsageError if it is set already.
 class FlagScope {
  public:
   FlagScope(std::atomic<bool>& flag, const char* why_not) : flag_(flag) {
@@ -180,7 +190,7 @@ class FlagScope {
   std::atomic<bool>& flag_;
 };
 
-/// Throws UsageError where main has come to another call than the process that started this one.
+/// Throws UsageError if main has reached another call than the process that started this one.
 inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
   const char* advice =
       "; main has to take the same way in all processes, whatever files, environment or time it goes by";
@@ -192,7 +202,7 @@ inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const L
                 *asked, advice);
 }
 
-/// Throws UsageError where the policy's model can't be on the devices that were named.
+/// Throws UsageError if the policy's model can't use the named devices.
 inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& options) {
   if (!options.device_ids) return;
   const auto& list = *options.device_ids;
@@ -213,7 +223,7 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
   }
 }
 
-/// Throws UsageError unless each process that a launcher has started on this machine has a device of the list.
+/// Throws UsageError unless the list has one device for each process that a launcher has started on this machine.
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
   usage_error(
@@ -222,8 +232,8 @@ inline void check_one_each(const comm::World& world, const LaunchOptions& option
       options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
-/// Several processes that each run a policy of one process have nothing to do with each other. (Variables that make no
-/// sense are not this policy's.)
+/// Warns of several processes that each run a policy of one process: they are independent. (Invalid variables are
+/// ignored here, as this policy doesn't use them.)
 inline void warn_of_strangers(LaunchedPolicy policy) {
   std::optional<Seat> seat;
   try {
@@ -238,7 +248,7 @@ inline void warn_of_strangers(LaunchedPolicy policy) {
         policy.name, seat->size));
 }
 
-/// Without a token nothing tells this user's processes from another's.
+/// Warns if there is no token: other users' processes could pose as ranks.
 inline void warn_of_users(const comm::World& world) {
   static std::atomic<bool> said{false};
   if (world.token.empty() && world.size > 1 && world.rank == 0 && !said.exchange(true))
@@ -246,7 +256,7 @@ inline void warn_of_users(const comm::World& world) {
                world.master_addr.c_str(), world.master_port));
 }
 
-/// Joins the world of a launcher, or returns nothing. `devices` is what the user asked for, if anything.
+/// Joins the world of a launcher, or returns nothing. `devices` is the number that the user asked for, if any.
 inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int> devices) {
   auto& calls = LaunchCalls::of_process();
   auto world = world_from_environment();
@@ -266,10 +276,10 @@ inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int>
   return world;
 }
 
-/// A rank among several of this machine keeps to its own share of the cores, as mpirun's do: the scheduler would at
-/// times wake two ranks that wait for each other on one core, and leave them there. Of ranks that outnumber the cores,
-/// neighbours share one, where that is as many on each. Not where someone has chosen cores before, nor with
-/// CHORUS_BIND=0. Threads that start later keep to the same cores.
+/// Binds a rank to its share of its machine's cores, as mpirun does: otherwise the scheduler may wake two ranks that
+/// wait for each other on one core and leave them there. If ranks outnumber cores, neighbours share a core, if all
+/// cores get equally many. Not done if the affinity is set already, or with CHORUS_BIND=0. Later threads inherit the
+/// binding.
 inline void keep_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
@@ -287,10 +297,10 @@ inline void keep_to_own_cores(const comm::World& world) {
   sched_setaffinity(0, sizeof own, &own);
 }
 
-/// Calls the body; what it throws becomes a message and a status. The Run, and with it the connection to other ranks,
-/// lives on until the message is out: ranks that are told of the loss come second.
+/// Calls the body; its exception becomes a message and a status. The Run, with the connection to other ranks, lives
+/// until the message is printed, so that messages of ranks that lose this one come later.
 inline int call(Run& run, LaunchBody body) {
-  // A rank that `launch` has started has failed where its call has, whatever main makes of it.
+  // A rank that `launch` has started has failed if its call has, even if main ignores the status.
   const bool ordered = LaunchCalls::of_process().order.has_value();
   const auto& link = SupervisorLink::of_process();
   try {
@@ -307,8 +317,8 @@ inline int call(Run& run, LaunchBody body) {
   }
 }
 
-/// Who records this call of `launch`; nobody where no trace is asked for. Throws UsageError where one is and nothing in
-/// the program writes it.
+/// The recorder of this call of `launch`; empty if no trace is requested. Throws UsageError if one is requested and
+/// nothing in the program writes it.
 inline RunListener listener_to(const LaunchOptions& options) {
   if (options.trace.path.empty()) return {};
   check<UsageError>(run_listener.rank_begins != nullptr,
@@ -356,7 +366,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
   } else {
     warn_of_strangers(policy);
   }
-  // What a rank has printed is there, whichever rank fails next.
+  // Line buffering: a rank's output is there when another rank fails.
   if (world.size > 1) std::setvbuf(stdout, nullptr, _IOLBF, 0);
   manual_seed(options.seed);
   std::shared_ptr<void> recorded;

@@ -1,6 +1,6 @@
 #pragma once
-/// `Machines`: launchers that find each other, and number themselves, as torchrun's do with --rdzv-backend c10d.
-/// Some may be lost, come late, and come back.
+/// `Machines`: launchers that find and number each other, as torchrun's do with --rdzv-backend c10d. Machines may be
+/// lost, join late, and return.
 
 #include <algorithm>
 #include <chorus/comm/store.hpp>
@@ -22,35 +22,35 @@
 
 namespace chorus {
 
-/// What the launchers of a job have to agree on.
+/// Settings that all launchers of a job must share.
 struct MachineOptions {
-  int least = 1, most = 1;         ///< machines: without `least` nothing starts, beyond `most` none is taken
-  std::string host = "127.0.0.1";  ///< an address of one of them, where they meet: the machine that can listen there
-  int port = 29400;                ///< there
-  std::string local_addr;          ///< of this machine, where ranks meet if it is that one; empty: `host`
-  std::chrono::milliseconds join_timeout{600'000};  ///< to wait for `least` machines, or for a place beside `most`
-  std::chrono::milliseconds last_call{30'000};      ///< to wait for more than `least`, or for one that may be lost
-  std::chrono::milliseconds interval{100};          ///< between looks at whether the others form anew
+  int least = 1, most = 1;         ///< machines: nothing starts with fewer than `least`, none is taken beyond `most`
+  std::string host = "127.0.0.1";  ///< an address of the machine at which they meet, which listens there
+  int port = 29400;                ///< of `host`
+  std::string local_addr;          ///< of this machine, for ranks to meet at if it is machine 0; empty: `host`
+  std::chrono::milliseconds join_timeout{600'000};  ///< the wait for `least` machines, or for a place beyond `most`
+  std::chrono::milliseconds last_call{30'000};      ///< the wait for more than `least`, or for one that may be lost
+  std::chrono::milliseconds interval{100};          ///< between checks whether the others start a new round
 };
 
 namespace detail {
 
-/// The machine that can listen at host:port holds a store, and is machine 0; the others number themselves as they come.
-/// They come together in rounds, one before each start of the ranks, and the store holds of round R:
+/// The machine that can listen at host:port holds a store and is machine 0; the others are numbered in order of
+/// arrival. They meet in rounds, one before each start of the ranks. The store holds for round R:
 ///
-/// - R/open: ranks of each machine; set once machine 0 has joined. Or that the job has `ended`, and why
-/// - R/joined: how many have joined
-/// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0 has decided who takes part, and where ranks meet
-/// - R/late: how many joined after that
-/// - R/left: how many of those who take part won't come again
-/// - R/over: what came first: somebody's ranks have `ended` well or `failed`, or a late machine `joins`; for the latter
-///   two all form anew
+/// - R/open: ranks per machine, set once machine 0 has joined; or that the job has `ended`, and why
+/// - R/joined: the number of machines that have joined
+/// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0's decision: who takes part, and where ranks meet
+/// - R/late: the number of machines that joined after that
+/// - R/left: the number of taking part that will not return
+/// - R/over: the first event: the ranks of a machine have `ended` well or `failed`, or a late machine `joins`; the
+///   latter two start a new round
 ///
-/// and of the whole job its id, `round`: the newest one, `restarts`, and `ended`: no round can follow; why, or nothing
-/// where all is well.
+/// and for the whole job its id, `round` (the newest one), `restarts`, and `ended` (no round can follow): the reason,
+/// or empty if all is well.
 class Machines {
  public:
-  /// Throws CommError where nobody is found at the address, UsageError where another job meets there.
+  /// Throws CommError if no machine is found at the address, UsageError if another job meets there.
   Machines(const MachineOptions& options, const RankGroup& group, Console& console)
       : options_(options), farewell_(group.grace + std::chrono::seconds(1)), console_(console), store_(open()) {
     store_.set_timeout(std::chrono::seconds(60));
@@ -59,21 +59,21 @@ class Machines {
     check<UsageError>(id == group.run_id, where(), "the job '", printable(id), "' meets there, this is '",
                       printable(group.run_id), "'");
   }
-  /// Where the job has ended, machine 0 holds the store until the others, whose ranks may have to stop first, have
-  /// heard of it.
+  /// When the job has ended, machine 0 keeps the store until the others, whose ranks may have to stop first, know of
+  /// it.
   ~Machines() {
     if (!server_) return;
     try {
       if (store_.check({ended})) server_->await_departures(farewell_);
-    } catch (const Error&) {  // then nobody can be told
+    } catch (const Error&) {  // then no machine can be told
     }
   }
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
 
-  /// Comes together with the others and fills in this machine's place in `group`. One that comes while ranks run has
-  /// them all start anew where fewer than `most` machines take part, else it waits for a place; false where the job
-  /// ends well before it has one. Throws Error where too few come in time, or one has ended the job.
+  /// Meets the other machines and fills in this machine's place in `group`. If it comes while ranks run, all ranks
+  /// restart if fewer than `most` machines take part; otherwise it waits for a place. Returns false if the job ends
+  /// well before that. Throws Error if too few machines come in time, or one has ended the job.
   bool form(RankGroup& group) {
     int number = 0;
     Decision decided;
@@ -111,7 +111,7 @@ class Machines {
   /// Whether this machine has taken part before.
   bool took_part() const { return took_part_; }
 
-  /// While ranks run, and the thread that it returns: calls `again` once, with the reason, where all form anew.
+  /// While ranks run and the returned thread lives: calls `again` once, with the reason, when a new round starts.
   [[nodiscard]] std::jthread watch(std::function<void(const char*)> again) const {
     return start_thread<std::jthread>(
         "machines",
@@ -123,37 +123,37 @@ class Machines {
               if (reason == "failed") again("ranks of another machine have failed");
               return;
             } catch (const TimeoutError&) {
-            } catch (const Error&) {  // machine 0 has gone; our ranks lose its ranks
+            } catch (const Error&) {  // machine 0 is gone; our ranks lose its ranks
               return;
             }
           }
         });
   }
 
-  /// This machine's ranks have failed: all form anew, where machine 0 is still there.
+  /// This machine's ranks have failed: starts a new round, if machine 0 is still there.
   void give_up_round() { end_round("failed"); }
-  /// The same where this machine won't come again: nobody waits for it.
+  /// The same if this machine will not return: the others don't wait for it.
   void leave() {
     tell([&] { store_.add(key("left"), 1); });
     give_up_round();
   }
-  /// The same where its ranks can't run at all. The job ends where it can't go on without it.
+  /// The same if its ranks can't run at all. Ends the job if that can't continue without it.
   void leave(const RankGroup& group, const std::string& why) {
     if (server_ || group.nodes - 1 < options_.least) end(why);
     leave();
   }
-  /// This machine's ranks have ended well. False where all form anew all the same: a machine joins, and ranks of others
-  /// may have been stopped for it.
+  /// This machine's ranks have ended well. Returns false if a new round starts nevertheless: a machine joins, and other
+  /// ranks may have been stopped for it.
   bool end_well() {
     if (end_round(ended) == "joins") return false;
     end("");
     return true;
   }
-  /// No round follows.
+  /// Ends the job: no round follows.
   void end(const std::string& why) {
     tell([&] { store_.multi_set({ended, cat(round_ + 1, "/open")}, {why, cat(ended, why)}); });
   }
-  /// Counts a failure of ranks; `before` restarts. Where ranks of several machines fail at once, that is one.
+  /// Counts a failure of ranks; `before` restarts. Simultaneous failures on several machines count once.
   int count_restart(int before) {
     return number_in("restarts", store_.compare_set("restarts", cat(before), cat(before + 1)));
   }
@@ -161,7 +161,7 @@ class Machines {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr const char* ended = "ended";
-  /// What machine 0 says of a round: how many take part, of at most how many, and where ranks meet.
+  /// Machine 0's decision about a round: how many machines take part, their maximum, and where ranks meet.
   struct Decision {
     int nodes = 0, most = 0, restarts = 0, port = 0;
     std::string address;
@@ -173,7 +173,7 @@ class Machines {
   std::string where() const { return cat("machines meet at ", with_brackets(options_.host), ":", options_.port, ": "); }
   std::string key(const char* name) const { return cat(round_, "/", name); }
 
-  /// A number that another machine has set. Throws CommError for what can be none.
+  /// A number that another machine has set. Throws CommError for an invalid one.
   int number_in(const std::string& key, const std::string& text, int least = 0, int most = INT_MAX - 1) const {
     const auto number = whole_number(text, least, most);
     check<CommError>(number.has_value(), where(), "'", key, "' is '", printable(text),
@@ -182,7 +182,7 @@ class Machines {
   }
   int count(const std::string& key, int more) { return number_in(key, cat(store_.add(key, more))); }
 
-  /// Calls `call`, unless machine 0 has gone: then there is nobody to be told.
+  /// Calls `call`; does nothing if machine 0 is gone, since no machine can be told.
   template <class Call>
   static void tell(const Call& call) {
     try {
@@ -191,7 +191,7 @@ class Machines {
     }
   }
 
-  /// Why the round is over: this, or what was said first; nothing where machine 0 has gone.
+  /// Sets the reason why the round is over and returns the first one that was set; empty if machine 0 is gone.
   std::string end_round(const char* why) {
     std::string first;
     tell([&] { first = store_.compare_set(key("over"), "", why); });
@@ -227,7 +227,7 @@ class Machines {
     return store;
   }
 
-  /// How many ranks each machine starts in this round.
+  /// The number of ranks that each machine starts in this round.
   std::string wait_until_open(bool late) const {
     if (!late) return with_timeout(patience()).get(key("open"));
     try {
@@ -242,12 +242,12 @@ class Machines {
     return {number_in(key("nodes"), said[0], 1, comm::max_ranks), number_in(key("most"), said[1], 1, comm::max_ranks),
             number_in(key("restarts"), said[2]), number_in(key("port"), said[3], 1, 65535), said[4]};
   }
-  /// As long as machine 0 may wait.
+  /// How long machine 0 may wait, at most.
   std::chrono::milliseconds patience() const {
     return options_.join_timeout + options_.last_call + std::chrono::seconds(10);
   }
 
-  /// For a machine that comes when ranks run.
+  /// For a machine that comes while ranks run.
   void ask_for_a_place(const Decision& decided) {
     store_.add(key("late"), 1);
     const bool free = decided.nodes < decided.most;
@@ -284,12 +284,12 @@ class Machines {
       refuse_if_ended();
     }
     int restarts = number_in("restarts", store_.get("restarts"));
-    // Each new round has a reason that can't come back for ever: a machine is lost or joins, or it is one restart more.
+    // Each new round needs a reason that can't recur for ever: a machine is lost or joins, or a restart is counted.
     const bool joins = late > 0 && before < options_.most, lost = joined < expected + left;
     if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);
     check<Error>(restarts <= group.max_restarts, where(), "ranks have lost each other, and all restarts are used up");
     const auto& address = options_.local_addr.empty() ? options_.host : options_.local_addr;
-    // A new port: no rank of an earlier round comes there.
+    // A new port, so that no rank of an earlier round connects.
     listener_ = comm::Socket::listen(place_to_listen(address, 0, options_.most > 1));
     store_.multi_set({key("most"), key("nodes"), key("restarts"), key("address"), key("port")},
                      {cat(options_.most), cat(std::min(joined, options_.most)), cat(restarts), address,

@@ -1,5 +1,5 @@
 #pragma once
-/// The launcher's messages, in printf's form: it is checked by the compiler as any other code, and costs it least.
+/// The launcher's messages, in printf's form: the compiler checks it, and it compiles fastest.
 
 #include <string>
 

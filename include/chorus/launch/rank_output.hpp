@@ -1,5 +1,5 @@
 #pragma once
-/// `RankOutput`: where ranks' output goes: to the reader, with the rank in front, and into files.
+/// `RankOutput`: the destinations of ranks' output: the reader, with the rank in front, and files.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -27,12 +27,12 @@
 
 namespace chorus::detail {
 
-/// A stream that is shown comes through a pipe, from which a thread hands whole lines on to the console, as
-/// `[rank N] line`, and to the stream's file where it has one. One that only goes into a file goes there by itself, and
-/// one that is shown as it is is the launcher's own. Of each stream no more than one line is held, and 1 MiB of that.
+/// A stream that is shown is a pipe; a thread passes whole lines to the console, as `[rank N] line`, and to the
+/// stream's file, if there is one. A stream that goes only to a file is that file; one that is shown unchanged is the
+/// launcher's own. At most one line per stream is buffered, up to 1 MiB.
 class RankOutput {
  public:
-  /// Makes the folder of this attempt where files are asked for. Throws FileError.
+  /// Creates this attempt's folder if files are requested. Throws FileError.
   RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
     if (group.log_dir.empty()) return;
     folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
@@ -42,17 +42,17 @@ class RankOutput {
   }
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
-  /// Waits until what the ranks wrote is handed over: not for a process that a rank has left behind, nor for a reader.
+  /// Waits until the ranks' output is passed on, but not for processes that a rank has left behind, nor for the reader.
   ~RankOutput() {
     ending_.store(true);
     if (thread_.joinable()) thread_.join();
   }
 
-  /// A rank's standard output and standard error; none where it is the launcher's.
+  /// A rank's standard output and standard error; empty for the launcher's own.
   struct Streams {
     Fd out, err;
   };
-  /// Before `start`.
+  /// Call it before `start`.
   Streams add(int local_rank) {
     const int redirected = at(group_.redirects, local_rank), teed = at(group_.tee, local_rank);
     const int rank = group_.node_rank * group_.ranks + local_rank;
@@ -80,7 +80,7 @@ class RankOutput {
   struct Source {
     int rank, shown_on;
     Fd pipe, log;
-    std::string line;  ///< without its end so far
+    std::string line;  ///< an incomplete line
   };
 
   static int at(const std::vector<int>& list, int local_rank) {
@@ -88,15 +88,15 @@ class RankOutput {
     return i < list.size() ? list[i] : 0;
   }
 
-  /// What a rank gets as a stream of its own; `path` is empty where it has no file.
+  /// A rank's stream; `path` is empty if it has no file.
   Fd stream(int rank, const std::string& path, bool shown, bool prefix, int shown_on) {
     Fd log;
-    if (!path.empty())  // added to: a folder may hold the logs of a job before
+    if (!path.empty())  // append: the folder may hold logs of an earlier job
       log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
     Pipe pipe;
-    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end waits
+    fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end blocks
     sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
     return std::move(pipe.write_end);
   }
@@ -104,7 +104,7 @@ class RankOutput {
   [[gnu::cold]] void pump() {
     std::vector<pollfd> events(sources_.size());
     for (std::size_t open = sources_.size(); open > 0 && !ending_.load();) {
-      if (!console_.has_room()) {  // the pipes fill up, and then the ranks wait
+      if (!console_.has_room()) {  // the pipes fill up, then the ranks block
         console_.wait_for_room(std::chrono::milliseconds(50));
         continue;
       }
@@ -117,7 +117,7 @@ class RankOutput {
       }
     }
     for (auto& source : sources_) {
-      // What the ranks wrote is in the pipes. A process that one of them has left behind may go on writing for ever.
+      // The ranks' output is in the pipes. A process that a rank has left behind may go on writing for ever.
       int there = 0;
       if (source.pipe.get() >= 0) ioctl(source.pipe.get(), FIONREAD, &there);
       while (there > 0 && read_some(source, &there)) {
@@ -126,7 +126,7 @@ class RankOutput {
     }
   }
 
-  /// False at the end. `left`, if given, is reduced by what was read.
+  /// Returns false at the end. `left`, if given, is reduced by the bytes read.
   bool read_some(Source& source, int* left = nullptr) {
     char buffer[65536];
     const auto n = read(source.pipe.get(), buffer, sizeof buffer);

@@ -1,5 +1,5 @@
 #pragma once
-/// One rank of a machine as a process: torchrun's variables, and the descriptors that it inherits.
+/// One rank of a machine as a process: torchrun's variables, and the inherited descriptors.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,45 +20,51 @@
 
 namespace chorus {
 
-/// The processes to start: `ranks` times the same program with the same arguments and torchrun's variables.
+/// The processes to start: `ranks` copies of the program with the same arguments and torchrun's variables.
 struct RankGroup {
   int ranks = 1;                           ///< on this machine
   std::string program;                     ///< the executable: a path, or a name to be found in PATH
   char* const* argv = nullptr;             ///< its arguments, ended by a null pointer
   std::chrono::milliseconds grace{3'000};  ///< between SIGTERM and SIGKILL
 
-  int nodes = 1, node_rank = 0;           ///< machines with as many ranks each, and which of them this is
+  int nodes = 1, node_rank = 0;           ///< number of machines with as many ranks each, and this machine's number
   std::string master_addr = "127.0.0.1";  ///< of machine 0
   int master_port = 0;                    ///< 0: a free one, for a single machine
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
-  int restart = 0, max_restarts = 0;      ///< for the ranks to know
-  std::string launch;                     ///< of ranks that `launch` starts: what CHORUS_LAUNCH tells them
+  int restart = 0, max_restarts = 0;      ///< for the ranks' environment
+  std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
-  bool prefix = false;     ///< ranks' lines get `[rank N] ` in front
-  std::string log_dir;     ///< if not empty, they go to log_dir/attempt_A/rank_N.log, too
-  std::vector<int> shown;  ///< if not empty, only those of this machine's ranks are shown, with the rank in front
-  /// For each of this machine's ranks the sum of 1 (stdout) and 2 (stderr): the streams that go to rank_N.stdout.log
-  /// and rank_N.stderr.log instead of the reader; and those that go to both. Where one of them is not empty, there is
-  /// no rank_N.log, and `log_dir` has to be there.
+  bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines
+  std::string log_dir;     ///< if not empty, output also goes to log_dir/attempt_A/rank_N.log
+  std::vector<int> shown;  ///< if not empty, only these local ranks are shown, with the rank in front
+  /// For each local rank the sum of 1 (stdout) and 2 (stderr). `redirects`: streams that go to rank_N.stdout.log and
+  /// rank_N.stderr.log instead of the reader; `tee`: streams that go to both. If one of them is not empty, `log_dir`
+  /// must be set, and there is no rank_N.log.
   std::vector<int> redirects, tee;
-  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< that end the job in good order: passed on to ranks
+  std::vector<int> signals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};  ///< end the job in order: passed on to ranks
 };
 
 namespace detail {
 
-/// What a rank inherits of its supervisor.
+/// The descriptors that a rank inherits from its supervisor.
 struct RankDescriptors {
-  int report;       ///< it writes there why it fails
+  int report;       ///< for the reason of its failure
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
+<<<<<<< HEAD
 /// The variables of rank `local_rank` of this machine that are not those of the supervisor.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                                const std::string& token, const RankDescriptors& given) {
+=======
+/// The variables of local rank `local_rank` that differ from the supervisor's.
+inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
+                                                 const std::string& token, const RankDescriptors& given) {
+>>>>>>> w_text2
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -86,18 +92,18 @@ struct RankDescriptors {
   return ours;
 }
 
-/// In the child: from `fork` to the new program; returns only where that can't be started. Nothing here allocates:
-/// another thread may have held a lock when this one was copied.
+/// In the child, from `fork` to `exec`; returns only if the program can't be started. Nothing here allocates: another
+/// thread may have held a lock during the fork.
 inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
                         const RankDescriptors& given, pid_t supervisor) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whatever the program is, it ends with its supervisor
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
   if (getppid() != supervisor) _exit(128 + SIGKILL);
   fcntl(given.report, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
   if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
   if (given.err >= 0) dup2(given.err, STDERR_FILENO);
-  // The supervisor's handlers are not for this process, nor may the program inherit that signals are blocked.
+  // The program must not inherit the supervisor's signal handlers or blocked signals.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -110,10 +116,16 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
+<<<<<<< HEAD
 /// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
 /// it can't be started.
 [[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                                       const RankDescriptors& given) {
+=======
+/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
+inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                        const RankDescriptors& given) {
+>>>>>>> w_text2
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {
@@ -125,7 +137,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   environment.push_back(nullptr);
 
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
-  Pipe trouble;  // ends without a word where the program has started
+  Pipe trouble;  // closed without data when the program has started
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

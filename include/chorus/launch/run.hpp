@@ -1,5 +1,5 @@
 #pragma once
-/// What the body of a program gets from `launch`: its options, its place among the ranks, its seed, its communicator.
+/// The argument of a program's body: its options, its rank, its seed, its communicator.
 
 #include <chrono>
 #include <cstdint>
@@ -24,7 +24,7 @@ class Store;
 }
 
 namespace detail {
-/// The whole of `text` as a number; throws UsageError that names `what` and says what was got.
+/// Parses all of `text` as a number; throws UsageError with `what` and the text otherwise.
 template <class Number>
 Number to_number(const char* what, std::string_view text) {
   Number number{};
@@ -41,22 +41,22 @@ Number to_number(const char* what, std::string_view text) {
 }
 }  // namespace detail
 
-/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. What follows `--` is left alone.
-/// The last one counts where an option is repeated. A value that starts with `--` has to be written `--name=--value`.
+/// The options of a command line: `--name value`, `--name=value`, and flags `--name`. Words after `--` are ignored. If
+/// an option is repeated, the last one counts. A value that starts with `--` must be written `--name=--value`.
 class Arguments {
  public:
   Arguments() = default;
-  /// `argv` is kept, not copied.
+  /// Keeps `argv`, without a copy.
   Arguments(int argc, const char* const* argv);
 
-  /// The value of `--name`, or nothing where the option is not given; a missing value is a UsageError.
+  /// The value of `--name`, or nothing if the option is not given; a missing value is a UsageError.
   std::optional<std::string_view> find(const char* name);
   /// Whether `--name` is given.
   bool has(const char* name);
-  /// The options that nobody has asked for so far, each after a blank.
+  /// The options that have not been read so far, each after a space.
   std::string unused() const;
-  /// Throws UsageError where an option that nobody has asked for so far looks like one that was asked for and is not
-  /// given: one letter off, or two where that name has seven or more; neighbours that have changed places are one.
+  /// Throws UsageError if an option that has not been read looks like one that was read but is not given: one letter
+  /// off, or two if that name has seven or more; swapped neighbours count as one.
   void refuse_misspelt() const;
 
  private:
@@ -68,23 +68,23 @@ class Arguments {
   const char* const* argv_ = nullptr;
   int count_ = 0;
   std::vector<char> used_;
-  std::vector<std::string> missing_;  // names that were asked for and are not given
+  std::vector<std::string> missing_;  // names that were read but are not given
 };
 
-/// What `launch` has to know; what is left open has a default.
+/// Options of `launch`; unset ones have defaults.
 struct LaunchOptions {
   std::optional<int> devices;                        ///< devices of this process, or processes under DDP
-  std::uint64_t seed = 0;                            ///< of everything random, initial parameters among it
+  std::uint64_t seed = 0;                            ///< of everything random, including initial parameters
   std::optional<std::chrono::milliseconds> timeout;  ///< of every wait for another rank; else CHORUS_TIMEOUT, else 60 s
   std::optional<comm::Backend> backend = {};         ///< of communicators; else CHORUS_BACKEND, else automatic
   std::optional<comm::Algorithm> all_reduce = {};    ///< of communicators; else CHORUS_ALL_REDUCE, else automatic
-  /// Which devices, see DeviceList: as many as it names, of each machine; else those from 0 on.
+  /// The devices, see DeviceList: as many as it names, on each machine; if not set, those from 0 on.
   std::optional<DeviceList> device_ids = {};
-  /// Of a few steps; without a path CHORUS_TRACE, and CHORUS_TRACE_STEPS and CHORUS_TRACE_RING, else none. In programs
+  /// A trace of a few steps; without a path CHORUS_TRACE, CHORUS_TRACE_STEPS and CHORUS_TRACE_RING apply. For programs
   /// that include <chorus/trace.hpp> or link chorus::compiled; others refuse it.
   TraceOptions trace = {};
-  /// Between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has started; else
-  /// CHORUS_GRACE, else 3 s.
+  /// The time between a signal that ends the job, or a rank's failure, and SIGKILL to the ranks that `launch` has
+  /// started; if not set CHORUS_GRACE, else 3 s.
   std::optional<std::chrono::milliseconds> grace = {};
 
   static constexpr int most_devices = comm::max_ranks;
@@ -93,19 +93,24 @@ struct LaunchOptions {
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
+<<<<<<< HEAD
   /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
   [[gnu::cold]] void complete();
+=======
+  /// Throws UsageError for invalid options; fills in the timeout, the backend and the all-reduce.
+  void complete();
+>>>>>>> w_text2
 
-  /// Devices that were asked for, by their number or by a list; of one machine.
+  /// The requested number of devices, given as a number or a list; of one machine.
   std::optional<int> asked_devices() const {
     return device_ids && !device_ids->ids.empty() ? device_ids->size() : devices;
   }
 };
 
-/// Devices where nobody asked for a number: 2, or 1 where this process may use only one core.
+/// The default number of devices: 2, or 1 if this process may use only one core.
 int default_devices();
 
-/// One process of a program: what `launch` hands to the body. Without a launcher, or where the policy needs no
+/// One process of a program, which `launch` passes to the body. Without a launcher, or if the policy needs no
 /// processes, it is rank 0 of 1.
 class Run {
  public:
@@ -113,10 +118,10 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// The value of `--name value` or `--name=value`. Throws UsageError where it is missing.
+  /// The value of `--name value` or `--name=value`. Throws UsageError if it is missing.
   std::string option(const char* name);
   std::string option(const char* name, const char* fallback);
-  /// A number, of the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError where the value is none.
+  /// A number, with the type of `fallback`: `run.option("lr", 0.01)`. Throws UsageError if the value is not a number.
   template <class Number>
     requires std::is_arithmetic_v<Number>
   Number option(const char* name, Number fallback) {
@@ -129,39 +134,39 @@ class Run {
   int rank() const { return world_.rank; }
   int world_size() const { return world_.size; }
   int local_rank() const { return world_.local_rank; }
-  /// Whether this is rank 0, the one that prints and writes files.
+  /// Whether this is rank 0, which prints and writes files.
   bool is_main() const { return world_.rank == 0; }
 
-  /// Devices of the whole run: ranks where there are several, else those of `--device` or `--devices`, else `fallback`.
+  /// The devices of the whole run: ranks if there are several, else from `--device` or `--devices`, else `fallback`.
   int devices(int fallback = default_devices()) const {
     return world_.size > 1 ? world_.size : options_.asked_devices().value_or(fallback);
   }
-  /// Their numbers on this machine, where `--device` names them; else none.
+  /// The device numbers on this machine, if `--device` names them; else empty.
   std::vector<int> device_ids() const { return options_.device_ids ? options_.device_ids->ids : std::vector<int>(); }
-  /// The one of them that this process computes on, or, under DataParallel, that holds the model; nothing where none is
-  /// named. Throws UsageError where fewer are named than this machine has processes.
+  /// The device of this process, or, under DataParallel, of the model; empty if none is named. Throws UsageError if
+  /// fewer are named than this machine has processes.
   std::optional<int> own_device() const;
   std::uint64_t seed() const { return options_.seed; }
 
   const comm::World& world() const { return world_; }
-  /// The connection to the other ranks, made at the first call, in which all of them have to take part.
-  /// Throws CommError where they don't meet.
+  /// The connection to the other ranks, made in the first call, which is collective. Throws CommError if they don't
+  /// meet.
   comm::AnyCommunicator& communicator();
-  /// Keys and values that the ranks share, made at the first call, in which all of them have to take part. For programs
-  /// that include <chorus/comm/store.hpp>. Throws CommError where rank 0 cannot hold them.
+  /// Keys and values that the ranks share, made in the first call, which is collective. For programs that include
+  /// <chorus/comm/store.hpp>. Throws CommError if rank 0 cannot hold them.
   template <class Store = comm::Store>
   Store& store() {
     static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
-  /// Tells the ranks that this one is connected to, if any, that it fails, and why.
+  /// Tells the connected ranks, if any, that this one fails, and why.
   void abort(std::string_view why) noexcept;
 
-  /// Throws UsageError for what looks like a misspelt option: with `--devcies 8` a program would train on one device
-  /// for hours. The policies call it: where a net is built, a program has asked for its options.
+  /// Throws UsageError for an option that looks misspelt: with `--devcies 8` a program would train on one device for
+  /// hours. Policies call it when a net is built, because a program has read its options by then.
   void check_options() const { arguments_.refuse_misspelt(); }
-  /// Options of the command line that the program has not asked for, each after a blank.
+  /// Options of the command line that the program has not read, each after a space.
   std::string unused_options() const { return arguments_.unused(); }
 
  private:

@@ -60,9 +60,15 @@ CHORUS_INLINE std::string Arguments::unused() const {
 }
 
 namespace detail {
+<<<<<<< HEAD
 /// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
 /// alignment distance (Damerau 1964).
 [[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
+=======
+/// The number of letters that are inserted, deleted, changed, or swapped with a neighbour between two words: the
+/// optimal string alignment distance (Damerau 1964).
+inline std::size_t misspellings(std::string_view a, std::string_view b) {
+>>>>>>> w_text2
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -97,7 +103,7 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
   }
 }
 
-// What follows `--name` in word i: nothing or `=value`; a null pointer where that is another word.
+// The text after `--name` in word i: empty or `=value`; null if that is another option.
 CHORUS_INLINE const char* Arguments::after_name(int i, const char* name) const {
   const std::size_t length = std::strlen(name);
   const char* text = argv_[i + 1];
@@ -119,7 +125,7 @@ inline std::chrono::milliseconds grace_of(const char* what, std::string_view tex
   if (!(value >= 0 && value <= 3600)) usage_error("%s must be a number of seconds from 0 to 3600, got %g", what, value);
   return std::chrono::milliseconds(static_cast<std::int64_t>(value * 1000));
 }
-/// `read(text)`, which throws UsageError; then with `what` before it.
+/// Calls `read(text)`; adds `what` in front of its UsageError.
 template <class Read>
 auto named(const char* what, std::string_view text, const Read& read) {
   try {
@@ -207,7 +213,7 @@ CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
     world_.backend = *options_.backend;
     communicator_.emplace(comm::connect(world_));
-    world_.listen_fd = -1;  // it took that over
+    world_.listen_fd = -1;  // connect has closed or kept it
   }
   return *communicator_;
 }

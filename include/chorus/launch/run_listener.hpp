@@ -1,5 +1,5 @@
 #pragma once
-/// Who records runs: `launch` tells it of each rank and knows nothing else of it. <chorus/trace.hpp> brings one.
+/// The recorder of runs: `launch` reports each rank to it. <chorus/trace.hpp> registers one.
 
 #include <charconv>
 #include <chorus/core/error.hpp>
@@ -12,37 +12,37 @@
 
 namespace chorus {
 
-/// Which steps of a run are recorded, and where to.
+/// Which steps of a run are recorded, and in which file.
 struct TraceOptions {
-  std::string path = {};        ///< of the file; empty: none is
-  std::int64_t first_step = 5;  ///< once buckets, memory and caches are warm
+  std::string path = {};        ///< of the file; empty: no trace
+  std::int64_t first_step = 5;  ///< when buckets, memory and caches are warm
   std::int64_t steps = 3;
-  bool ring_steps = false;  ///< each step of each collective, too, with its first number: many
+  bool ring_steps = false;  ///< also each step of each collective, with its first number: many events
 
-  /// From `FIRST:COUNT`, as `5:3`. Throws UsageError that names `what`.
+  /// Parses `FIRST:COUNT`, such as `5:3`. Throws UsageError that names `what`.
   void set_steps(std::string_view what, std::string_view text);
 };
 
-/// The process that is recorded.
+/// The recorded process.
 struct TracedProcess {
   std::string policy = "single";
-  bool distributed = false;  ///< it is one rank of several: all that happens in it is the rank's
-  int rank = 0, ranks = 1;   ///< where it is distributed
+  bool distributed = false;  ///< one rank of several: all events in this process are that rank's
+  int rank = 0, ranks = 1;   ///< if distributed
   std::string device_kind = "cpu";
-  int first_slot = 0;  ///< of the kind of devices, see trace_slot
+  int first_slot = 0;  ///< of this kind of device, see trace_slot
 };
 
 namespace detail {
 
-/// What `launch` calls where a trace is asked for.
+/// The functions that `launch` calls if a trace is requested.
 struct RunListener {
-  /// Before the body of a rank, or of a policy of one process. What it returns goes once the body has returned and the
-  /// communicator is closed. May throw: then the body is not called.
+  /// Called before the body of a rank, or of a policy of one process. The returned object is destroyed after the body
+  /// has returned and the communicator is closed. May throw: then the body is not called.
   std::shared_ptr<void> (*rank_begins)(const TraceOptions& asked, const TracedProcess& process) = nullptr;
-  /// In the process that has started `ranks` ranks, when all of them have ended: some may have been killed.
+  /// Called in the process that has started `ranks` ranks, when all have ended: some may have been killed.
   void (*ranks_have_ended)(const TraceOptions& asked, int ranks) = nullptr;
 };
-/// Null functions: a program without any. Set before main begins.
+/// Null functions in a program without a recorder. Set before main begins.
 inline constinit RunListener run_listener = {};
 
 }  // namespace detail

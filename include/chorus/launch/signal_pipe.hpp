@@ -1,5 +1,5 @@
 #pragma once
-/// File descriptors with an owner, and signals as bytes in a pipe: what a process that waits for others needs.
+/// Owned file descriptors, and signals as bytes in a pipe, for a process that waits for others.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -28,8 +28,7 @@ inline std::string signal_name(int signal) {
   throw Error(format("launch: %s: %s", what, std::strerror(error)));
 }
 
-/// A file descriptor with an owner. It is closed on exec, and is none of the standard three even where one of them was
-/// closed.
+/// An owned file descriptor. It is closed on exec, and never 0, 1 or 2, even if one of these was closed.
 class Fd {
  public:
   Fd() = default;
@@ -65,8 +64,8 @@ struct Pipe {
   }
 };
 
-/// Signals as numbers in a pipe, from construction to destruction: SIGCHLD and those that are given.
-/// A SIGHUP that was ignored (nohup) stays ignored.
+/// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
+/// ignored.
 class SignalPipe {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -96,7 +95,7 @@ class SignalPipe {
   ~SignalPipe() {
     for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
     pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last look
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last read
       if (signal != SIGCHLD && signal != woken) raise(signal);
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Starts the ranks of one machine as processes and stands by them: the first that fails is named and ends all, signals
-/// are passed on, and nobody outlives the supervisor. `supervisor_link.hpp` is the rank's end of this.
+/// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
+/// signals are passed on, and no rank outlives the supervisor. `supervisor_link.hpp` is the rank's end.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -34,12 +34,12 @@ namespace chorus {
 struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
-  int signal = 0;        ///< the signal that the supervisor itself was sent
+  int signal = 0;        ///< the signal that was sent to the supervisor
 };
 
 namespace detail {
 
-/// The address of a name of this machine. Throws UsageError where it is `for_others`, who would look for it elsewhere.
+/// The address of a name of this machine. Throws UsageError if it is `for_others` and resolves differently on others.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
   check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
@@ -49,10 +49,9 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 }
 
 /// Starts the ranks and waits until all have ended. When one fails, it is named on stderr, the others get SIGTERM and
-/// after `grace` SIGKILL; the group's signals, where they are sent to this process, are passed on in the same way.
-/// SIGUSR1 and SIGUSR2, where they are not among those, are passed on, too, and end nothing. What there is to show goes
-/// to `console`, and nothing here waits for its reader. Run it in a thread that lives as long as the ranks: they are
-/// killed when it ends.
+/// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
+/// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
+/// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -63,7 +62,7 @@ class Supervisor {
         ranks_(static_cast<std::size_t>(group.ranks)) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
-  /// Where something threw half-way, nobody is left behind.
+  /// After an exception no rank is left running.
   ~Supervisor() {
     for (Rank& rank : ranks_) {
       if (!rank.running) continue;
@@ -72,7 +71,7 @@ class Supervisor {
     }
   }
 
-  /// Once. Throws Error where a process cannot be started.
+  /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
     while (running_ > 0 || undecided()) {
@@ -102,7 +101,7 @@ class Supervisor {
     return outcome_;
   }
 
-  /// Stops the ranks as if they had lost another one, and says why; any thread may call it while `run` runs, once.
+  /// Stops the ranks as if they had lost a peer, and says why; any thread may call it once while `run` runs.
   void interrupt(const char* why) {
     interrupted_by_ = why;
     signals_.wake();
@@ -116,8 +115,8 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
-    Fd reports;         ///< what the rank has to say when it fails
-    RankReport report;  ///< the same, once it has ended
+    Fd reports;         ///< the rank's report when it fails
+    RankReport report;  ///< the same, after it has ended
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -133,7 +132,7 @@ class Supervisor {
     return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
   }
 
-  /// Other users of this machine can reach loopback, too.
+  /// A token, because other users of this machine can reach loopback, too.
   static std::string random_token() {
     comm::Mac bytes;
     comm::fill_random(bytes);
@@ -142,9 +141,15 @@ class Supervisor {
     return token;
   }
 
+<<<<<<< HEAD
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
   /// that nobody can take the port in between.
   [[gnu::cold]] void start_all() {
+=======
+  /// On machine 0 the socket at which the ranks meet is opened before there are ranks and passed to rank 0, so that no
+  /// other process can take the port in between.
+  void start_all() {
+>>>>>>> w_text2
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -180,14 +185,14 @@ class Supervisor {
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
     }
-    // The signal that has ended all of them may be on its way here, too.
+    // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
   }
   bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
-  /// Whether a rank that has ended with status 0 has done what it was started for: main may have taken another way, or
-  /// not have passed on what `launch` returned.
+  /// Checks whether a rank with exit status 0 has made its call of launch: main may have taken another path, or ignored
+  /// `launch`'s status.
   void doubt(Rank& rank) {
     auto& [arrived, when, status, message] = rank.report;
     if (!group_.launch.empty() && !arrived) {
@@ -195,7 +200,7 @@ class Supervisor {
       message = "its main has ended without coming to the call of launch that has started it";
     }
     if (status != 0)
-      rank.wait_status = status << 8;  // as one that exits with it
+      rank.wait_status = status << 8;  // as if it had exited with it
     else
       say_report(rank);
   }
@@ -206,7 +211,7 @@ class Supervisor {
     if (!why.empty()) console_.say(named ? why : format("rank %d: %s", number(rank), why.c_str()));
   }
 
-  /// When rank 0 has ended: what it started may live on and hold the socket, and a restart needs the port.
+  /// After rank 0 has ended: its children may live on and hold the socket, but a restart needs the port.
   void close_listener() {
     if (listener_.get() >= 0) shutdown(listener_.get(), SHUT_RDWR);
     listener_.reset();
@@ -216,15 +221,15 @@ class Supervisor {
     return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
   }
 
-  /// How long to wait for a better explanation. A rank that lost another one may end before that other one does; and
-  /// Ctrl-C reaches the ranks as soon as it reaches us.
+  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
+  /// reaches the ranks as soon as the supervisor.
   static Milliseconds patience(int wait_status) {
     if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
     const int signal = WTERMSIG(wait_status);
     return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
   }
 
-  /// The other ranks write their flight records when they hear of the loss, if they are let.
+  /// Other ranks need this time to write their flight records when they learn of the loss.
   static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
@@ -235,8 +240,13 @@ class Supervisor {
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }
 
+<<<<<<< HEAD
   /// Names the rank that failed first, and stops the others.
   [[gnu::cold]] void judge() {
+=======
+  /// Names the rank that failed first and stops the others.
+  void judge() {
+>>>>>>> w_text2
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -278,13 +288,13 @@ class Supervisor {
                                         running_ == 1 ? "rank" : "ranks"));
     stop(signal);
   }
-  /// No restart follows.
+  /// Records the signal: no restart follows.
   void note(int signal) {
     outcome_.signal = signal;
     if (outcome_.status == lost_peer_status) outcome_.status = 128 + signal;
   }
 
-  /// All machines come together again.
+  /// Stops the ranks for a new round of all machines.
   void form_anew() {
     if (stage_ != Stage::watching || suspect_) return;
     outcome_.status = lost_peer_status;
@@ -296,7 +306,7 @@ class Supervisor {
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
-    kill_running(SIGCONT);  // a stopped process gets no other signal
+    kill_running(SIGCONT);  // a stopped process receives no other signal
   }
   void kill_all() {
     stage_ = Stage::killing;
@@ -318,30 +328,36 @@ class Supervisor {
   int running_ = 0;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
-  std::string token_;              ///< a secret of this job alone; empty where its starter has set one
+  std::string token_;              ///< a secret of this job only; empty if the starter has set one
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
 };
 
-/// A program that fails at once shall not keep the machine busy.
+/// The minimum duration of an attempt, so that a program that fails at once does not keep the machine busy.
 inline constexpr std::chrono::milliseconds shortest_attempt{200};
 
-/// A wrong option stays wrong, and who sends a signal wants an end.
+/// No restart for a wrong option, which stays wrong, and after a signal, whose sender wants an end.
 inline bool worth_a_restart(const GroupOutcome& outcome) {
   return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
 }
 
 }  // namespace detail
 
-/// Supervises the group, and starts all its ranks again after a failure, up to `group.max_restarts` times and at most
-/// once in 200 ms; a program loses what it did after its newest checkpoint. A wrong option (exit status 2) and a signal
-/// to this process end the job at once. The ranks of other machines notice that ranks are gone, fail, and are started
-/// again by their own supervisors; they meet anew at the same address. Returns the status of the last attempt.
+/// Supervises the group, and restarts all its ranks after a failure, up to `group.max_restarts` times and at most once
+/// in 200 ms; a program loses its work since its newest checkpoint. A wrong option (exit status 2) and a signal to this
+/// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
+/// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
+<<<<<<< HEAD
 /// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
 /// it is waited for, after a signal for `group.grace` at most.
 [[gnu::cold]] inline int run_job(RankGroup group) {
+=======
+/// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
+/// waits for the reader; after a signal for at most `group.grace`.
+inline int run_job(RankGroup group) {
+>>>>>>> w_text2
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;

@@ -1,5 +1,5 @@
 #pragma once
-/// The rank's end of the line between a rank and the supervisor that started it.
+/// A rank's end of the connection to the supervisor that started it.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -26,20 +26,19 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
-/// What a rank has to say. In the pipe a `+` stands where it has come to `launch`, then, when it fails, a stamp in
-/// front of the reason: of several ranks that could not go on without others, the first to fail is known by it, not by
-/// the order in which processes end.
+/// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
+/// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
-  bool arrived = false;           ///< at its call of `launch`
-  std::int64_t when = INT64_MAX;  ///< in ticks of the clock that all processes of a machine share
-  int status = 0;                 ///< of `launch`, which its main may not have passed on; or 0
+  bool arrived = false;           ///< whether it has reached its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
+  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
   std::string message;
 
   static std::string stamp_of_now(int status) {
     return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
                   status);
   }
-  /// Of one that says nothing `when` is the latest time there is.
+  /// A rank without a report gets the latest possible `when`.
   static RankReport from(const std::string& text) {
     RankReport report;
     report.arrived = text.starts_with('+');
@@ -50,7 +49,7 @@ struct RankReport {
     if (stamped) rest = end + 1;
     const auto status = std::strtol(rest, &end, 10);
     stamped = stamped && end != rest && *end == ' ';
-    // Of others, as exit statuses, the lowest byte would be left, which may be 0.
+    // An exit status keeps only the lowest byte, which may be 0.
     const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
     if (stamped) report.when = when, report.status = known, begin = end + 1;
     report.message.assign(begin, text.c_str() + text.size());
@@ -60,26 +59,26 @@ struct RankReport {
 
 }  // namespace detail
 
-/// A rank's tie to the supervisor that started it: the rank ends when the supervisor does, and hands it the reason when
-/// it fails itself. In a process that no supervisor started it is tied to nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, and reports the
+/// reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
-  /// This process's, made at the first call. Throws UsageError for variables that make no sense.
+  /// This process's link, made in the first call. Throws UsageError for invalid variables.
   static const SupervisorLink& of_process() {
     static const SupervisorLink link;
     return link;
   }
 
-  /// Tells the supervisor that this rank has come to `launch`.
+  /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
     if (report_fd_ >= 0) [[maybe_unused]]
       const auto written = write(report_fd_, "+", 1);
   }
 
-  /// Says why this rank fails: to the supervisor, which tells the first cause from those that follow from it, else on
-  /// stderr as `chorus: prefix message`. With a `status` other than 0 the rank has failed even where main returns 0.
+  /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
+  /// message`. With a nonzero `status` the rank has failed even if main returns 0.
   void report(std::string_view prefix, std::string_view message, int status) const {
-    // A pipe holds 64 KiB, and nobody reads it before this process has ended: it takes the first report.
+    // A pipe holds 64 KiB and is read only after this process has ended: only the first report is written.
     const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
     const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
     reported_ = reported_ || piped;
@@ -98,10 +97,10 @@ class SupervisorLink {
                   ") has ended");
       _exit(128 + SIGKILL);
     }
-    // What this process starts in turn is no rank of that supervisor.
+    // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
-    struct stat facts {};  // a script in between may have closed it, and its number may mean another file by now
+    struct stat facts {};  // a script in between may have closed it and reused its number
     if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;

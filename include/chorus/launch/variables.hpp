@@ -1,5 +1,5 @@
 #pragma once
-/// The environment variables that programs and launchers read, for their --help.
+/// The environment variables that programs and launchers read, for --help.
 
 namespace chorus::detail {
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Which rank this process is, when a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
+/// Which rank this process is, if a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace chorus {
 
 namespace detail {
 
-/// The whole of `text` as a number in [low, high], or nothing.
+/// Parses all of `text` as a number in [low, high]; otherwise returns nothing.
 inline std::optional<int> whole_number(std::string_view text, int low, int high) {
   int number = 0;
   const char* end = text.data() + text.size();
@@ -29,7 +29,7 @@ inline std::optional<int> whole_number(std::string_view text, int low, int high)
   return number;
 }
 
-/// The same from the environment, or nothing where the variable is not set.
+/// The same from the environment; nothing if the variable is not set.
 inline std::optional<int> env_number(const char* name, int low, int high) {
   const char* text = env(name);
   if (text == nullptr) return std::nullopt;
@@ -40,19 +40,25 @@ inline std::optional<int> env_number(const char* name, int low, int high) {
   return number;
 }
 
-/// What a launcher says about this process, before an address is known.
+/// A launcher's facts about this process, before an address is known.
 struct Seat {
   int rank, size;
   std::optional<int> local_rank, local_size;
   const char* local_rank_name;
-  std::string job = {};  ///< the same in all ranks of a job, another one in another job
+  std::string job = {};  ///< the same in all ranks of a job, different in other jobs
 };
 
 inline constexpr int most_ranks = 1 << 20;
 
+<<<<<<< HEAD
 /// Reads the variables of one launcher; nothing if neither rank nor size is there.
 [[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name,
                                                    const char* local_rank_name, const char* local_size_name) {
+=======
+/// Reads the variables of one launcher; nothing if neither rank nor size is set.
+inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
+                                     const char* local_size_name) {
+>>>>>>> w_text2
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
@@ -70,21 +76,26 @@ inline constexpr int most_ranks = 1 << 20;
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
+<<<<<<< HEAD
 /// mpirun or srun: a rank and a size, and something that tells jobs apart.
 [[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
+=======
+/// mpirun or srun: rank, size, and an id of the job.
+inline std::optional<Seat> seat_of_mpi_or_slurm() {
+>>>>>>> w_text2
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");
     seat->job = job != nullptr ? job : format("%d", getppid());
     return seat;
   }
-  // srun sets PMI_* too, for a single interactive shell as well; MPICH's mpirun alone gives the place in the host.
+  // srun sets PMI_*, too, even for a single interactive shell; only MPICH's mpirun also sets the local rank.
   auto seat = read_seat("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   if (seat && (seat->size > 1 || seat->local_size)) {
     seat->job = format("%d", getppid());
     return seat;
   }
-  // A batch script or an salloc shell has SLURM_NTASKS too; only what srun itself started has a step.
+  // A batch script or an salloc shell has SLURM_NTASKS, too; only processes that srun started have a step.
   const char* job = env("SLURM_JOB_ID");
   const char* step = env("SLURM_STEP_ID");
   const char* size_name = env("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
@@ -112,7 +123,7 @@ inline int listening_socket() {
   return fd;
 }
 
-/// A port in [20000, 32000), below the range that systems give out by themselves; FNV-1a of the job's name.
+/// A port in [20000, 32000), below the ephemeral ports, from an FNV-1a hash of the job's name.
 inline int port_of_job(std::string_view job) {
   std::uint32_t hash = 2166136261u;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
@@ -121,15 +132,15 @@ inline int port_of_job(std::string_view job) {
 
 }  // namespace detail
 
-/// The world that a launcher has put this process in, or nothing where none has.
+/// The world in which a launcher has started this process, or nothing without a launcher.
 ///
-/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. Where torchrun itself
+/// - torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; also LOCAL_RANK and LOCAL_WORLD_SIZE. If torchrun itself
 ///   listens on MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True), ranks meet at MASTER_PORT + 1.
 /// - mpirun (Open MPI: OMPI_COMM_WORLD_*; MPICH: PMI_RANK, PMI_SIZE) and srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS; only
-///   where srun started several tasks). MASTER_ADDR and MASTER_PORT count here too. Without them the ranks of one host
+///   if srun started several tasks). MASTER_ADDR and MASTER_PORT apply here, too. Without them the ranks of one host
 ///   meet on loopback at a port made from the job's id (20000 to 31999); on several hosts they must be set.
-/// CHORUS_TOKEN is the job's secret, which ranks need where MASTER_ADDR is not on loopback; there it is also the key of
-/// what they send, unless CHORUS_TLS=0.
+/// CHORUS_TOKEN is the job's secret, required if MASTER_ADDR is not on loopback; there it is also the key of the ranks'
+/// encryption, unless CHORUS_TLS=0.
 /// CHORUS_RENDEZVOUS_FD, set by chorus' own launcher, is a socket that already listens there.
 /// Throws UsageError for a variable that is missing or malformed.
 [[gnu::cold]] inline std::optional<comm::World> world_from_environment() {

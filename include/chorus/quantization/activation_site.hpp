@@ -1,5 +1,5 @@
 #pragma once
-/// One quantiser of activations: the range of a value of the model, of the global batch.
+/// One quantiser of activations: the range of a value in the model, over the global batch.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -15,19 +15,19 @@ namespace chorus::nn::quantization {
 
 class ActivationSite {
  public:
-  /// `name`: the layer's path and what of it: `conv1.output`.
+  /// `name`: the layer's path and the value: `conv1.output`.
   explicit ActivationSite(std::string name);
 
   const std::string& name() const { return name_; }
   Range range() const;
   void set_range(const Range& range) const;
 
-  /// Moves the range towards that of the whole batch, of which these numbers are this device's share, maybe an empty
-  /// one: all members of the batch's group call it. Throws NonFiniteError, on all members, where one has a NaN or an
-  /// infinity. Returns whether the batch had any numbers.
+  /// Moves the range towards the whole batch's range. `numbers`: this device's share, possibly empty. All members of
+  /// the batch's group call it. Throws NonFiniteError, on all members, if one has a NaN or infinity. Returns whether
+  /// the batch had any numbers.
   bool observe(const float* numbers, Index count, float share) const;
 
-  /// Throws UsageError where no range is known.
+  /// Throws UsageError if the range is unknown.
   quantized::Levels levels(const Scheme& scheme) const;
 
   void visit(Visitor& visitor) { visitor.buffer(name_, range_); }

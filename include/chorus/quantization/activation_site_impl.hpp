@@ -1,5 +1,5 @@
 #pragma once
-/// How the range of what goes into a layer, or out of it, is followed.
+/// How the range of a layer's input or output is updated.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/batch_group.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the first two.
+/// Convolution, batch norm and ReLU as one module; nn::QuantizationAware folds the batch norm into the convolution.
 
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/convolution.hpp>

@@ -1,7 +1,7 @@
 #pragma once
-/// Batch norm folded into the layer in front of it, as integers have it: the weight is rounded as it will be then,
-/// times fold_factor = gamma / sqrt(running_var + eps), and what the layer gives is divided by that again, for batch
-/// norm to normalise as ever (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
+/// Folds batch norm into the preceding layer, as integer models do: rounds the weight after multiplication by
+/// fold_factor = gamma / sqrt(running_var + eps), and divides the layer's result by that factor, so that batch norm can
+/// normalise as usual (Jacob et al. 2018, section 3.2; PyTorch's ConvBnReLU2d in training).
 
 #include <array>
 #include <chorus/autograd/saved.hpp>
@@ -17,10 +17,10 @@
 
 namespace chorus::nn::quantization {
 
-/// Whether batch norm multiplies a channel by 0, so that nothing of it is left.
+/// Whether batch norm multiplies a channel by 0.
 inline bool is_nothing(float fold_factor) { return std::abs(fold_factor) < 1e-30f; }
 
-/// By channel: its fold factor, and the derivative of that by gamma, 1 / sqrt(running_var + eps).
+/// By channel: its fold factor, and the factor's derivative by gamma, 1 / sqrt(running_var + eps).
 struct FoldFactors {
   std::vector<float> factor, slope;
   std::vector<char> nothing;  ///< which channels batch norm multiplies by 0
@@ -30,16 +30,16 @@ struct FoldFactors {
       const float var = running_var.data()[i];
       factor.push_back(quantized::fold_factor(gamma.defined() ? gamma.data()[i] : 1.0f, var, eps));
       slope.push_back(1.0f / std::sqrt(var + eps));
-      // A channel that batch norm multiplies by 0 can't be divided by that again: it is not folded. What the layer
-      // gives for it does not matter to what comes after, and gamma gets its gradient.
+      // A channel that batch norm multiplies by 0 can't be divided by that factor, so it is not folded. The layer's
+      // result has no effect on later layers there, and gamma gets its gradient.
       nothing.push_back(is_nothing(factor.back()) ? 1 : 0);
       if (nothing.back() != 0) factor.back() = 1, slope.back() = 0;
     }
   }
 };
 
-/// By channel: what the layer's bias becomes with its batch norm, as integer models have it. Operands of `channels`
-/// numbers; null: 0, gamma 1.
+/// By channel: the layer's bias after folding, as in integer models. Operands of `channels` numbers; null means 0,
+/// gamma 1.
 inline std::vector<float> folded_biases(Index channels, const float* bias, const float* gamma, const float* beta,
                                         const float* running_mean, const float* running_var, float eps) {
   std::vector<float> out;
@@ -53,7 +53,7 @@ inline std::vector<float> folded_biases(Index channels, const float* bias, const
 
 namespace detail {
 
-/// x times the factors of its channels along `axis`, or divided by them; gamma gets its gradient, too.
+/// x times the factors of its channels along `axis`, or divided by them; gamma gets a gradient, too.
 template <int Rank>
 Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, const Variable<float, 1, Cpu>& gamma,
                                          const FoldFactors& factors, int axis, bool divided) {
@@ -104,12 +104,12 @@ Variable<float, Rank, Cpu> times_factors(const Variable<float, Rank, Cpu>& x, co
 
 }  // namespace detail
 
-/// weight: [out, ...], times the fold factor of each output channel.
+/// weight: [out, ...], multiplied by the fold factor of each output channel.
 template <int Rank>
 auto fold(const Variable<float, Rank, Cpu>& weight, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(weight, gamma, factors, 0, false);
 }
-/// y: [batch, out, ...], what a folded layer gave, divided by them again.
+/// y: [batch, out, ...], a folded layer's result, divided by the fold factors.
 template <int Rank>
 auto unfold(const Variable<float, Rank, Cpu>& y, const Variable<float, 1, Cpu>& gamma, const FoldFactors& factors) {
   return detail::times_factors(y, gamma, factors, 1, true);

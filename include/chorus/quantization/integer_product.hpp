@@ -1,6 +1,6 @@
 #pragma once
-/// A layer's product in integers, as evaluation with fake quantisation has it: what is rounded then is what an integer
-/// model rounds, in the same order.
+/// A layer's product in integers, for evaluation with fake quantisation: it rounds the same numbers in the same order
+/// as an integer model.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/replaced.hpp>
@@ -19,16 +19,16 @@
 
 namespace chorus::nn::quantization {
 
-/// Sums of products of integers, less zero points. They stand for sum x_scale weight_scale + bias.
+/// Sums of products of integers minus zero points. A sum represents sum x_scale weight_scale + bias.
 struct IntegerProduct {
   kernels::ChannelShape shape;
   std::vector<std::int32_t> sums;  ///< [batch, channels, inner]
   float x_scale = 1;
-  std::vector<float> weight_scale, bias;  ///< [channels]; of a folded layer the bias is its batch norm's
-  /// Channels that batch norm multiplies by 0: what is left of them is the bias.
+  std::vector<float> weight_scale, bias;  ///< [channels]; for a folded layer the bias is its batch norm's
+  /// Channels that batch norm multiplies by 0: only their bias is left.
   std::vector<char> nothing;
 
-  /// y = what the integers of `levels` stand for that an integer model gives, maybe after a ReLU.
+  /// y = the float values of the integers with `levels` that an integer model computes, optionally after a ReLU.
   void rounded(const quantized::Levels& levels, bool relu, float* y) const;
 
  private:
@@ -44,8 +44,8 @@ struct IntegerProduct {
 
 namespace detail {
 
-/// w = the sum of base^i parts[i], of whole numbers, where float sums of products with numbers up to `reach` are exact:
-/// below 2^24 for each output, w being [outputs, terms]. No parts where no base will do.
+/// w = the sum of base^i parts[i], integers, such that float sums of products with numbers up to `reach` are exact:
+/// below 2^24 for each output; w is [outputs, terms]. `parts` is empty if no base works.
 struct ExactParts {
   float base = 256;
   std::vector<std::vector<float>> parts;
@@ -58,16 +58,16 @@ struct ExactParts {
 
 }  // namespace detail
 
-/// A layer's weight, times which numbers on the levels `in` are taken.
+/// A layer's weight levels, and the levels of the numbers that are multiplied by it.
 struct IntegerFactors {
   quantized::Levels in;
-  std::vector<quantized::Levels> weights;  ///< one, or one for each output
+  std::vector<quantized::Levels> weights;  ///< one, or one per output
   Index outputs = 0;
 };
 
-/// The product of x and weight, which are on their levels, in integers; the bias is yet to come. `product`: what the
-/// layer computes of two such arrays, without a bias: [batch, outputs, ...]. Null where sums don't fit into 32 bits:
-/// such a layer has no integer form.
+/// The product of x and weight, both on their levels, in integers, without bias. `product`: the layer's function of two
+/// such arrays without a bias: [batch, outputs, ...]. Null if sums don't fit into 32 bits: such a layer has no integer
+/// form.
 std::shared_ptr<IntegerProduct> integer_product(
     const IntegerFactors& factors, const Tensor<float, 1, Cpu>& x, const Tensor<float, 1, Cpu>& weight,
     const std::function<Tensor<float, 1, Cpu>(const Tensor<float, 1, Cpu>&, const Tensor<float, 1, Cpu>&)>& product);

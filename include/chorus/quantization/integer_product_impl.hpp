@@ -1,5 +1,5 @@
 #pragma once
-/// How a product of numbers on their levels is taken in integers.
+/// Computes a product of numbers on their levels in integers.
 
 #include <algorithm>
 #include <chorus/core/replaced.hpp>
@@ -77,7 +77,7 @@ CHORUS_INLINE std::shared_ptr<IntegerProduct> integer_product(
   const auto steps = Tensor<float, 1, Cpu>::empty(x.shape());
   kernels::quantization_steps(Cpu{}, {1, 1, x.numel()}, x.data(), std::span(&in, 1), steps.data());
   const auto out = std::make_shared<IntegerProduct>();
-  std::uint32_t factor = 1;  // sums are of 32 bits, also where some parts' are more: modulo 2^32
+  std::uint32_t factor = 1;  // modulo 2^32: the total fits 32 bits, even if a part's sum doesn't
   for (const auto& part : exact_parts.parts) {
     const auto y = product(steps, Tensor<float, 1, Cpu>::from(part, {weight.numel()}));
     out->sums.resize(static_cast<std::size_t>(y.numel()));

@@ -1,5 +1,5 @@
 #pragma once
-/// What a layer with weights (Linear, convolutions) gives while its model computes with fake quantisation.
+/// The output of a layer with weights (Linear, convolutions) under fake quantisation.
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
@@ -18,18 +18,18 @@
 
 namespace chorus::nn::quantization {
 
-/// What a layer makes of x, a weight and a bias, or an empty Variable in its place.
+/// A layer's function of x, a weight and a bias, which may be an empty Variable.
 template <int XRank, int WRank>
 using LayerFunction = std::function<Variable<float, XRank, Cpu>(
     const Variable<float, XRank, Cpu>&, const Variable<float, WRank, Cpu>&, const Variable<float, 1, Cpu>&)>;
 
-/// `product(x, w, no bias)` in integers, in evaluation; null where they have none. x and w are on their levels.
+/// `product(x, w, no bias)` in integers, for evaluation; null if there is no integer form. x and w are on their levels.
 template <int XRank, int WRank>
 std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& place,
                                                   const Variable<float, XRank, Cpu>& x,
                                                   const Variable<float, WRank, Cpu>& w,
                                                   const LayerFunction<XRank, WRank>& product) {
-  // Of these layers there are integer forms.
+  // Only these layers have integer forms.
   if constexpr ((XRank == 4 && WRank == 4) || (XRank == 2 && WRank == 2)) {
     const auto& input = value_of(x);
     const auto& weight = value_of(w);
@@ -51,7 +51,7 @@ std::shared_ptr<IntegerProduct> evaluated_product(Pass& pass, const LayerPlace& 
   }
 }
 
-/// What a layer makes of x by `f(x, weight, bias)`.
+/// A layer's output for x, computed with `f(x, weight, bias)`.
 template <int XRank, int WRank>
 Variable<float, XRank, Cpu> layer_output(Pass& pass, const LayerPlace& place, const Variable<float, XRank, Cpu>& x,
                                          const Variable<float, WRank, Cpu>& weight,

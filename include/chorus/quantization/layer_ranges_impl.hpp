@@ -1,5 +1,5 @@
 #pragma once
-/// How the range of a layer's weights is followed, and where its numbers are kept.
+/// How the range of a layer's weights is updated, and where it is stored.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/error.hpp>

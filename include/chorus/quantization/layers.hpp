@@ -1,5 +1,5 @@
 #pragma once
-/// The layers of a model that become integers, found by a walk through it.
+/// Finds the layers of a model that become integers.
 
 #include <chorus/core/error.hpp>
 #include <chorus/nn/attention.hpp>
@@ -19,8 +19,8 @@
 
 namespace chorus::nn::quantization {
 
-/// A layer with weights, and the batch norm that is listed directly after it in the same module, with as many channels
-/// and running statistics: those are folded.
+/// A layer with weights. If a batch norm with the same number of channels and running statistics is listed directly
+/// after it in the same module, that is folded into it.
 struct FoundLayer {
   std::string name, norm_name;
   Module* layer = nullptr;
@@ -39,12 +39,12 @@ bool is_one(const Module& module) {
 }
 }  // namespace detail
 
-/// All such layers, in the order in which they are listed; one that stands at several places at the first. Throws
-/// UsageError for weights that are not float.
+/// All such layers, in the order in which they are listed; a layer listed twice at its first place. Throws UsageError
+/// for weights that are not float.
 inline std::vector<FoundLayer> find_layers(Module& model) {
   struct Find final : nn::detail::Walker {
     std::vector<FoundLayer> found;
-    const Module* before = nullptr;  // the layer entered last, and the module that it is listed in
+    const Module* before = nullptr;  // the layer entered last, and the module that lists it
     std::string listed_in;
 
     void enter(Module& module) override {
@@ -97,7 +97,7 @@ inline std::vector<FoundLayer> find_layers(Module& model) {
   return std::move(find.found);
 }
 
-/// The places of a model's layers, by address. A copy of this object has none: its model's layers lie elsewhere.
+/// The data of a model's layers, by address. A copy is empty, as its model's layers have other addresses.
 class Places {
  public:
   Places() = default;
@@ -107,7 +107,7 @@ class Places {
     return *this;
   }
 
-  /// `ranges`: in the order of find_layers. `norms`: all folded ones.
+  /// `ranges`: in the order of find_layers.
   const Pass::Layers& of(Module& model, std::span<const LayerRanges> ranges) {
     if (!layers_.empty() || ranges.empty()) return layers_;
     const auto found = find_layers(model);

@@ -7,7 +7,7 @@
 
 namespace chorus::nn::quantization {
 
-/// The least and the largest number; those of a new one are infinity and -infinity: it has seen nothing.
+/// The minimum and maximum; infinity and -infinity if no number has been seen.
 struct Range {
   float min = std::numeric_limits<float>::infinity(), max = -std::numeric_limits<float>::infinity();
 
@@ -16,12 +16,12 @@ struct Range {
   bool finite() const { return std::isfinite(min) && std::isfinite(max); }
 };
 
-/// The last one seen; one of nothing changes nothing.
+/// The last range seen; an empty one changes nothing.
 struct Memoryless {
   Range operator()(const Range& range, const Range& seen) const { return seen.empty() ? range : seen; }
 };
 
-/// `range += share (seen - range)`, at both ends. The first range seen is taken as it is; one of nothing changes
+/// `range += share (seen - range)`, at both ends. The first range seen is taken unchanged; an empty one changes
 /// nothing.
 struct MovingAverage {
   float share = 0.01f;
@@ -33,14 +33,14 @@ struct MovingAverage {
   }
 };
 
-/// The least and largest of all.
+/// The minimum and maximum of all numbers seen.
 struct MinMax {
   Range operator()(const Range& range, const Range& seen) const {
     return {std::min(range.min, seen.min), std::max(range.max, seen.max)};
   }
 };
 
-/// A scheme's: memoryless where the share is 1.
+/// A scheme's observer: memoryless if the share is 1.
 inline Range observed(const Range& range, const Range& seen, float share) {
   return share == 1 ? Memoryless{}(range, seen) : MovingAverage{share}(range, seen);
 }

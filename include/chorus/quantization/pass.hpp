@@ -1,5 +1,5 @@
 #pragma once
-/// One forward pass with fake quantisation: which values are to be rounded, and how.
+/// One forward pass with fake quantisation: which values are rounded, and how.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -28,8 +28,8 @@ namespace chorus::nn::quantization {
 class Pass final : public Interceptor {
  public:
   using Layers = std::unordered_map<const void*, LayerPlace>;
-  /// `layers`: by their addresses; a folded batch norm has its layer's place, too. `evaluates`: rounded numbers are
-  /// those of an integer model.
+  /// `layers`: by address; a folded batch norm has its layer's entry. `evaluates`: rounded numbers are those of an
+  /// integer model.
   Pass(const Scheme& scheme, const Layers& layers, bool observes, bool rounds, bool evaluates)
       : scheme_(scheme), layers_(layers), observes_(observes), rounds_(rounds), evaluates_(evaluates) {}
 
@@ -48,7 +48,7 @@ class Pass final : public Interceptor {
   void attention_operand(const void* part, std::size_t number, const FloatVariable& y, void* result) override;
   bool takes_attention_weights() const override { return attending_ != nullptr; }
   void attends_by(const Storage<Cpu>& weights) override;
-  /// Throws UsageError unless the folded norm's layer has just given `x`.
+  /// Throws UsageError unless the folded norm's layer has just computed `x`.
   void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) override;
   void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) override {
     output(of(part), y, nullptr, std::exchange(taken_product_, nullptr), relu);
@@ -63,18 +63,18 @@ class Pass final : public Interceptor {
   bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) override;
   void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) override;
 
-  /// What goes into a layer.
+  /// A layer's input, rounded.
   template <int Rank>
   Variable<float, Rank, Cpu> input(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     if (values_.contains(key(value_of(x).storage()))) return rounded(x);
     const auto& storage = value_of(x).storage();
     values_.insert_or_assign(key(storage), Value{.storage = storage, .site = &place.ranges->input});
     auto out = rounded(x);
-    values_.erase(key(storage));  // what else takes it rounds it by itself
+    values_.erase(key(storage));  // other users round it themselves
     inputs_.try_emplace(value_of(x).data(), Input{storage, value_of(x).numel(), &place.ranges->input});
     return out;
   }
-  /// A layer's weight, folded where it is, as integers stand for it. `any`: whether it meets any numbers here.
+  /// A layer's weight, folded if its batch norm is, and rounded. `any`: whether it is applied to any numbers here.
   template <int Rank>
   Variable<float, Rank, Cpu> weight(const LayerPlace& place, const Variable<float, Rank, Cpu>& w, bool any) {
     const auto& numbers = value_of(w);
@@ -84,7 +84,7 @@ class Pass final : public Interceptor {
     return chorus::detail::fake_quantize(w, place.ranges->weight_levels(scheme_), scheme_.per_channel ? 0 : -1,
                                          place.ranges->weight_name);
   }
-  /// What goes into attention's projections: the same tensor into several is seen once.
+  /// The input of attention's projections: a tensor that several of them take is observed once.
   template <int Rank>
   Variable<float, Rank, Cpu> projected(const LayerPlace& place, const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -92,7 +92,7 @@ class Pass final : public Interceptor {
     const bool is_new = attended_.try_emplace({&place, value_of(x).data()}, storage).second;
     return at_site(place.ranges->input, x, !is_new);
   }
-  /// x as integers stand for it that are those of a site.
+  /// x, rounded to the levels of a site.
   template <int Rank>
   Variable<float, Rank, Cpu> at_site(const ActivationSite& site, const Variable<float, Rank, Cpu>& x,
                                      bool observed = false) {
@@ -102,7 +102,7 @@ class Pass final : public Interceptor {
     values_.erase(key(storage));
     return out;
   }
-  /// x, rounded where it is a layer's result that is not yet.
+  /// x, rounded if it is a layer's result that is not rounded yet.
   template <int Rank>
   Variable<float, Rank, Cpu> rounded(const Variable<float, Rank, Cpu>& x) {
     const auto& storage = value_of(x).storage();
@@ -115,34 +115,34 @@ class Pass final : public Interceptor {
                 {value_of(out).data(), same_order ? static_cast<std::size_t>(input.numel()) : 0});
     return out;
   }
-  /// What goes out of a layer, or, where it is folded, of its batch norm; `product`: in integers, where it is known,
-  /// followed by a `relu` or not.
+  /// Records the output of a layer, or, if it is folded, of its batch norm; `product`: in integers, if known; `relu`: a
+  /// ReLU follows.
   void output(const LayerPlace& place, const Storage<Cpu>& storage, const Module* awaits,
               std::shared_ptr<const IntegerProduct> product = nullptr, bool relu = false);
-  /// In evaluation: the levels that weights are on, and x, which has gone through `input`.
+  /// In evaluation: the levels of the weights and of x, which has gone through `input`.
   std::optional<IntegerFactors> factors(const LayerPlace& place, const Storage<Cpu>& x, Index outputs);
 
  private:
   static const LayerPlace& of(const void* part) { return *static_cast<const LayerPlace*>(part); }
-  /// Of the value in `storage`, whose numbers these are: its site, where it is to be rounded.
+  /// The site of the value in `storage`, which has these numbers, if it must be rounded.
   const ActivationSite* site_of(const Storage<Cpu>& storage, const float* numbers, Index count);
-  /// `result` is `from`, rounded. `numbers`: its numbers, to be written over where an integer model has others; none
-  /// where they stand in another order than those of `from`.
+  /// `result` is `from`, rounded. `numbers`: its numbers, to be overwritten if an integer model's differ; empty if
+  /// their order differs from that of `from`.
   void was_rounded(const Storage<Cpu>& from, const Storage<Cpu>& result, std::span<float> numbers);
-  /// In evaluation, of a value that was rounded: its levels.
+  /// In evaluation, for a rounded value: its levels.
   std::optional<quantized::Levels> evaluated_levels(const Storage<Cpu>& storage);
 
   struct Value {
-    Storage<Cpu> storage;  // kept, so that nothing else comes to lie there in this pass
+    Storage<Cpu> storage;  // kept, so that its address is not reused in this pass
     const ActivationSite* site;
-    const Module* awaits = nullptr;     // the batch norm that has to come next
-    const LayerPlace* place = nullptr;  // of the layer that gave it, or the last part of it
-    std::size_t call = 0;               // that layer's place in the pass
+    const Module* awaits = nullptr;     // the batch norm that must come next
+    const LayerPlace* place = nullptr;  // of the layer that computed it, or its last part
+    std::size_t call = 0;               // that layer's number in the pass
     bool rounded = false, observed = false;
-    std::shared_ptr<const IntegerProduct> product = nullptr;  // what it was made of, by nothing but a ReLU (`relu`)
+    std::shared_ptr<const IntegerProduct> product = nullptr;  // its integer form, if only a ReLU (`relu`) followed
     bool relu = false;
   };
-  /// What a layer has taken that is no layer's result, and rounded as that.
+  /// An input of a layer that is no layer's result, and was rounded by that layer.
   struct Input {
     Storage<Cpu> storage;
     Index count;
@@ -165,10 +165,10 @@ class Pass final : public Interceptor {
   bool saw_numbers_ = false;
   std::shared_ptr<const IntegerProduct> taken_product_;
   std::unordered_map<const void*, Value> values_;
-  std::unordered_map<const void*, Input> inputs_;  // by their first number
+  std::unordered_map<const void*, Input> inputs_;  // by the address of their first number
   std::unordered_set<const ActivationSite*> taken_joints_;
   JointSite joint_;
-  std::vector<const void*> lent_;  // values of inputs, for the time of a joint
+  std::vector<const void*> lent_;  // inputs that are values only during a joint
   std::size_t calls_ = 0;
   const LayerPlace* attending_ = nullptr;
   std::map<std::pair<const LayerPlace*, const float*>, Storage<Cpu>> attended_;

@@ -1,5 +1,5 @@
 #pragma once
-/// How a pass finds out where what a layer takes comes from.
+/// How a pass finds the origin of a layer's input.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -20,7 +20,7 @@
 namespace chorus::nn::quantization {
 
 namespace detail {
-/// Calls `f(rank)` with one of these ranks, as a constant.
+/// Calls `f(rank)` with the one of these ranks that matches, as a constant.
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
@@ -149,7 +149,7 @@ CHORUS_INLINE void Pass::was_rounded(const Storage<Cpu>& from, const Storage<Cpu
 }
 
 CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands, bool alike) {
-  // The site is that of the last layer among them which has given it to nothing else in this pass.
+  // The site is that of the last of these layers whose site is still unused in this pass.
   const Value* last = nullptr;
   bool is_free = false;
   for (const auto& x : operands) {
@@ -225,7 +225,7 @@ CHORUS_INLINE void Pass::follow(const Storage<Cpu>& from, const Storage<Cpu>& re
   value.rounded = rounded || (exact && value.rounded);
   value.observed = value.observed || !exact;
   if (value.rounded || !exact) value.product = nullptr;
-  value.relu = true;  // no other function is exact, and takes what is not rounded
+  value.relu = true;  // no other function is exact and accepts unrounded numbers
   values_.insert_or_assign(key(result), value);
 }
 

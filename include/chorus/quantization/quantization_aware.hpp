@@ -1,6 +1,6 @@
 #pragma once
-/// QuantizationAware: a model that trains with the rounding that integers will bring (Jacob et al., "Quantization and
-/// Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
+/// QuantizationAware: a model that trains with the rounding of integers (Jacob et al., "Quantization and Training of
+/// Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018).
 
 #include <array>
 #include <chorus/core/batch_group.hpp>
@@ -22,7 +22,7 @@ namespace chorus::nn {
 
 namespace quantization {
 
-/// How a model computes: the three switches of QuantizationAware.
+/// The three switches of QuantizationAware.
 struct Phases {
   bool observe = true, fake_quantize = true, norms_frozen = false;
   friend bool operator==(const Phases&, const Phases&) = default;
@@ -33,12 +33,12 @@ inline void append(std::string& out, const Phases& phases) {
              text(phases.norms_frozen), ")");
 }
 
-/// Those of a model, as a buffer, so that they are saved with it, and what the program has called since the last pass.
+/// A model's phases as a buffer, so that they are saved with it, and the program's changes since the last pass.
 class KeptPhases {
  public:
   KeptPhases() : buffer_(Tensor<std::int64_t, 1, Cpu>::zeros({3})) { keep(now_); }
 
-  /// From now on `member` of Phases is `on`.
+  /// Sets `member` of Phases to `on`.
   void set(bool Phases::*member, bool on) {
     if (!called_) now_ = kept();
     called_ = true;
@@ -46,8 +46,8 @@ class KeptPhases {
     keep(now_);
   }
   Phases get() const { return called_ ? now_ : kept(); }
-  /// A pass in training begins. Throws UsageError, on all members of the batch's group, where they compute in different
-  /// ways: they would wait for each other, or drift apart.
+  /// A pass in training begins. Throws UsageError, on all members of the batch's group, if their phases differ: they
+  /// would deadlock or diverge.
   Phases begin_pass() {
     const Phases own = get();
     if (const auto group = batch_group()) {
@@ -82,7 +82,7 @@ class KeptPhases {
   }
 
   Buffer<std::int64_t, 1, Cpu> buffer_;
-  Phases now_;  // as the program has called
+  Phases now_;  // with the program's changes
   bool called_ = false;
 };
 
@@ -100,27 +100,27 @@ class Ranges : public Module {
 
 }  // namespace quantization
 
-/// `Model`, computed with the rounding of integers, so that it learns to do with it: a type like any other model, for
-/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, in whichever loop.
+/// `Model`, computed with the rounding of integers, so that training adapts to it: a model type like any other, for
+/// SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel, with any training loop.
 ///   using Net = ch::DistributedDataParallel<ch::nn::QuantizationAware<ResNet18<ch::Cpu>>>;
-/// - Each layer with weights (Linear, Conv1d to Conv3d) takes rounded numbers and a rounded weight. Its result is
-///   rounded where it is used by such a layer or a pooling, after a ReLU that follows, and at the end of the model.
-///   What comes from elsewhere (the input, other functions) is rounded by the layer that takes it. All else stays
-///   float: recurrent layers, transposed convolutions.
-/// - `a + b` and `concat` of layers' results round those, and what they give has a range of its own, that of the last
-///   layer in it: `quantization.conv2.sum`. So it is where one operand is a layer's result and the other has its shape
-///   or was taken by a layer before; what else is added stays float. Dropout rounds what it gets, and keeps its levels.
-/// - Embedding rounds each row of its table. MultiheadAttention rounds its first projection's operands, and those of
-///   both products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
-/// - A batch norm listed by CHORUS_MODULE (or in a Sequential) directly after a layer with as many channels is folded
-///   into it: the layer's weight is rounded as it will be then, times gamma / sqrt(running_var + eps). A residual that
+/// - Each layer with weights (Linear, Conv1d to Conv3d) rounds its weight and takes rounded inputs. Its result is
+///   rounded where such a layer or a pooling uses it, after a ReLU that follows, and at the end of the model. Other
+///   values (the model's input, results of other functions) are rounded by the layer that takes them. Recurrent layers
+///   and transposed convolutions stay float.
+/// - `a + b` and `concat` round layers' results; the sum has a range of its own, named after the last layer in it:
+///   `quantization.conv2.sum`. This requires one operand that is a layer's result; the other has its shape or was taken
+///   by a layer before. Other sums stay float. Dropout rounds its input and keeps the levels.
+/// - Embedding rounds each row of its table. MultiheadAttention rounds the operands of its first projection and of both
+///   products: `quantization.attn.query`, `.key`, `.value`, and the weights of values, `.attention`.
+/// - A batch norm that CHORUS_MODULE (or a Sequential) lists directly after a layer with as many channels is folded
+///   into it: the layer's weight is rounded after multiplication by gamma / sqrt(running_var + eps). A residual that
 ///   BatchNormReLU adds is rounded, and so is the sum.
-/// - Ranges are the global batch's, the same for any number of devices, found in training alone: one collective of 16
-///   bytes for each, and one of 48 a pass, by which ranks see that they are in the same phase. They are buffers,
-///   `quantization.conv1.output`; a float model's file fills the rest by its names, with
-///   `io::load(net.module(), path, {.strict = false})`.
-/// Evaluation changes nothing, and needs ranges. What is rounded in it has the numbers of `quantized(model, x)`, to the
-/// last integer. Throws NonFiniteError for NaNs.
+/// - Ranges are the global batch's, independent of the number of devices, and observed in training only. Each takes a
+///   collective of 16 bytes; one of 48 bytes per pass compares the ranks' phases. Ranges are buffers,
+///   `quantization.conv1.output`; a float model's file fills the rest by name, with `io::load(net.module(), path,
+///   {.strict = false})`.
+/// Evaluation changes nothing and needs ranges. Its rounded values are those of `quantized(model, x)`, to the last
+/// integer. Throws NonFiniteError for NaNs.
 template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
@@ -129,7 +129,7 @@ class QuantizationAware : public Module {
                 "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
-  /// `scheme`: other numbers than the type's. Throws UsageError where the model has no layer with weights.
+  /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
   explicit QuantizationAware(Model model, const quantization::Scheme& scheme = quantization::scheme_of<Scheme>())
       : scheme_(scheme), model_(std::move(model)) {
     for (const auto& found : quantization::find_layers(model_))
@@ -138,7 +138,7 @@ class QuantizationAware : public Module {
                       " has no layer with weights that could be integers: expected Linear or Conv1d to Conv3d");
   }
 
-  /// What `Model::forward` takes and gives.
+  /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
@@ -160,11 +160,11 @@ class QuantizationAware : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// Whether passes in training move the ranges, of activations and weights. All ranks call it alike, as those below.
+  /// Whether passes in training move the ranges of activations and weights. All ranks call this and the next two alike.
   void observe(bool on) { quantization_.phases.set(&quantization::Phases::observe, on); }
-  /// Whether numbers are rounded; without, the model is the float one.
+  /// Whether numbers are rounded; if not, the model is the float one.
   void fake_quantize(bool on) { quantization_.phases.set(&quantization::Phases::fake_quantize, on); }
-  /// From now on folded batch norms take their running statistics, in training, too, and leave them alone.
+  /// From now on folded batch norms use their running statistics in training, too, and don't update them.
   void freeze_norms(bool frozen = true) {
     quantization_.phases.set(&quantization::Phases::norms_frozen, frozen);
     if (frozen) return;
@@ -173,9 +173,9 @@ class QuantizationAware : public Module {
   }
   quantization::Phases phases() const { return quantization_.phases.get(); }
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
-  /// What is known of each layer, in the order in which they are listed.
+  /// The ranges of each layer, in the order in which they are listed.
   const std::vector<quantization::LayerRanges>& ranges() const { return quantization_.layers; }
   const quantization::Scheme& scheme() const { return scheme_; }
 
@@ -200,7 +200,7 @@ class QuantizationAware : public Module {
   }
 
   quantization::Scheme scheme_;
-  mutable Model model_;  // a visit hands out its layers
+  mutable Model model_;  // a visit gives out its layers
   mutable quantization::Ranges quantization_;
   mutable quantization::Places places_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Models of integers: what `quantized` makes of a model that was trained with fake quantisation.
+/// Integer models: `quantized` converts a model that was trained with fake quantisation.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/nn/copy_of.hpp>
@@ -15,13 +15,13 @@
 
 namespace chorus::nn {
 
-/// A model with weights and activations of 8 bits, and sums of 32: it is called as a float model is, with float images
-/// or features, and gives float numbers. Evaluation alone. `io::save` writes it, `io::load_quantized` reads it.
+/// A model with 8-bit weights and activations and 32-bit sums. It is called like a float model, with float images or
+/// features, and returns float numbers. For evaluation only. `io::save` writes it, `io::load_quantized` reads it.
 using QuantizedModel = int8::Program;
 
 namespace detail {
 
-/// Sets a model and all below it to evaluation, and back at the end: each layer to what it was.
+/// Sets a model and all its layers to evaluation; its destructor restores each layer's flag.
 class EvaluatedForNow {
  public:
   explicit EvaluatedForNow(Module& model) {
@@ -44,33 +44,33 @@ class EvaluatedForNow {
   std::vector<std::pair<Module*, bool>> before_;
 };
 
-/// A pass of the model in evaluation over `x`, which is watched.
+/// Records a pass of the model in evaluation over `x`.
 template <class Model, class Scheme, int Rank>
 int8::RecordedPass recorded_evaluation(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   check<UsageError>(model.phases().fake_quantize,
                     "quantized: the model computes with floats: call fake_quantize(true), and evaluate it, first");
   const EvaluatedForNow evaluated(model);
-  // With a tape operations keep what they computed with, batch norms their statistics.
+  // With a tape, operations keep their operands and batch norms their statistics.
   const GradMode with_tape(true);
   return {model, x, [&] { return model(x); }};
 }
 
 }  // namespace detail
 
-/// The model in integers. `x`: a batch that it takes, a sample is enough: one pass over it in evaluation is watched,
-/// and what lies between two roundings becomes one step: weights are folded and rounded once, ReLUs are limits, and
-/// between the layers there are u8 alone. The steps take batches of any size. Throws UsageError, by the layer's name,
-/// where a range is unknown or an operation has no integer form.
+/// The model in integers. `x`: any valid batch; one sample is enough. Records one pass over it in evaluation and turns
+/// the operations between two roundings into one step: weights are folded and rounded once, ReLUs become limits, and
+/// values between layers are u8. The steps take batches of any size. Throws UsageError, with the layer's name, if a
+/// range is unknown or an operation has no integer form.
 ///
-/// Its results are those of the model in evaluation, to the last integer: evaluation with fake quantisation computes
-/// what integers stand for, in the same order. Float sums in training have errors of some 1e-6, so that a number that
-/// lies as near to the middle between two levels may fall to the other side there.
+/// Results equal those of the model in evaluation, to the last integer: evaluation with fake quantisation computes the
+/// integers' values in the same order. Float sums in training have errors of some 1e-6, so a number that close to the
+/// middle between two levels may be rounded the other way.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<float, Rank, Cpu>& x) {
   return int8::converted(detail::recorded_evaluation(model, x));
 }
 
-/// Of a model that takes tokens there is none: throws UsageError.
+/// A model that takes tokens has no integer form: throws UsageError.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
   fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",

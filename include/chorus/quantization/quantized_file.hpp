@@ -1,6 +1,6 @@
 #pragma once
 /// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
-/// and the steps as JSON in the metadata, so that a file is a whole model: none of its C++ is needed to run it.
+/// and the steps as JSON in the metadata. A file is a whole model: running it needs none of the model's C++.
 
 #include <algorithm>
 #include <array>
@@ -29,10 +29,10 @@ namespace chorus::io {
 
 namespace detail {
 
-/// The key of the metadata under which the steps stand.
+/// The metadata key of the steps.
 inline constexpr const char* int8_key = "chorus.int8";
 
-/// A number of the JSON that has to be a whole one.
+/// A JSON field that must be an integer. Throws FileError.
 inline Index whole_number(std::string_view who, const nlohmann::json& json, const char* field) {
   const auto found = json.find(field);
   check<FileError>(found != json.end() && found->is_number_integer(), who, ": the steps lack a whole number '", field,
@@ -164,7 +164,7 @@ void save(const Program& program, const std::string& path, Metadata metadata = {
   check<UsageError>(!program.steps().empty(), "saving ", path, ": a quantized model without steps");
   metadata[detail::int8_key] = detail::steps_json(program);
   std::vector<TensorView> tensors;
-  std::list<std::vector<Index>> shapes;  // which stay where they are
+  std::list<std::vector<Index>> shapes;  // a list, for stable addresses
   std::list<std::uint8_t> zero_points;
   const auto add = [&]<class T>(const std::string& name, std::vector<Index> shape, std::span<const T> numbers) {
     shapes.push_back(std::move(shape));
@@ -193,7 +193,7 @@ void save(Program& program, const std::string& path, const Metadata& metadata = 
   save(std::as_const(program), path, metadata);
 }
 
-/// Reads what `save` has written. Throws FileError where the file holds no quantised model, or one that can't be run.
+/// Reads a file written by `save`. Throws FileError if it holds no quantised model, or one that can't be run.
 inline nn::int8::Program load_quantized(const std::string& path) {
   const SafetensorsReader file(path);
   const std::string who = cat("loading ", path);

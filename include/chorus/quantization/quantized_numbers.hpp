@@ -1,7 +1,7 @@
 #pragma once
-/// Numbers of 8 bits and less: how integers stand for real numbers, and where scales come from (Jacob et al.,
-/// "Quantization and Training of Neural Networks", CVPR 2018). Training and integer inference both take these,
-/// so that an integer of the one is an integer of the other. All arithmetic is in float, in this order.
+/// Numbers of 8 bits and less: levels, and how scales are chosen (Jacob et al., "Quantization and Training of Neural
+/// Networks", CVPR 2018). Training and integer inference both use these functions, so that their integers agree. All
+/// arithmetic is in float, in this order.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -10,24 +10,23 @@
 
 namespace chorus::quantized {
 
-/// The integers that may be used, both ends included: [0, 255] of u8, [-127, 127] of s8, [-7, 7] of 4 bits.
+/// The range of integers, both ends included: [0, 255] for u8, [-127, 127] for s8, [-7, 7] for 4 bits.
 struct Integers {
   std::int32_t least = 0, most = 255;
   friend bool operator==(const Integers&, const Integers&) = default;
 };
 
-/// Which integer stands for which number: q stands for (q - zero_point) scale.
+/// The values of integers: q represents (q - zero_point) scale.
 struct Levels {
   float scale = 1;
   std::int32_t zero_point = 0;
   Integers integers;
 
-  /// The integer that stands for `number`: the nearest one, even ones where two are, the last one beyond the ends. Of a
-  /// NaN it is the least.
+  /// The integer nearest to `number`, ties to even, clamped to the ends. The least integer for a NaN.
   std::int32_t level(float number) const { return steps(number) + zero_point; }
-  /// What an integer stands for.
+  /// The value of an integer.
   float number(std::int32_t level) const { return static_cast<float>(level - zero_point) * scale; }
-  /// What the integer that stands for `number` stands for.
+  /// The value of the integer nearest to `number`.
   float rounded(float number) const { return static_cast<float>(steps(number)) * scale; }
   /// Whether the integer nearest to `number` is within the ends: then gradients pass.
   bool holds(float number) const {
@@ -39,18 +38,18 @@ struct Levels {
  private:
   float low() const { return static_cast<float>(integers.least - zero_point); }
   float high() const { return static_cast<float>(integers.most - zero_point); }
-  // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+  // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
   std::int32_t steps(float number) const {
     const float steps = number * (1.0f / scale);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low(), steps), high())));
   }
 };
 
-/// No scale is smaller: 2^-23, which PyTorch takes.
+/// The smallest scale: 2^-23, as in PyTorch.
 inline constexpr float least_scale = 1.1920928955078125e-07f;
 
-/// Levels for numbers in [min, max], which is widened to hold 0: 0 is a level, so that zeros of padding and of ReLU are
-/// exact. Affine: the ends of the range are the ends of the integers.
+/// Levels for numbers in [min, max], which is widened to include 0: 0 is a level, so that zeros of padding and of ReLU
+/// are exact. Affine: the ends of the range map to the ends of the integers.
 inline Levels affine_levels(float min, float max, Integers integers) {
   min = std::min(min, 0.0f);
   max = std::max(max, 0.0f);
@@ -61,7 +60,7 @@ inline Levels affine_levels(float min, float max, Integers integers) {
   return out;
 }
 
-/// Symmetric about 0, whose integer is 0, or that in the middle of integers without a sign.
+/// Symmetric about 0, which maps to the integer 0, or to the middle one of unsigned integers.
 inline Levels symmetric_levels(float min, float max, Integers integers) {
   const float largest = std::max(-std::min(min, 0.0f), std::max(max, 0.0f));
   const float half = static_cast<float>(integers.most - integers.least) / 2;
@@ -69,24 +68,24 @@ inline Levels symmetric_levels(float min, float max, Integers integers) {
           integers};
 }
 
-/// What a channel's weights are multiplied by when its batch norm is folded into them: weight / sqrt(var + eps), as
-/// training and integer inference compute it.
+/// The factor of a channel's weights when its batch norm is folded into them: weight / sqrt(var + eps), as training and
+/// integer inference compute it.
 inline float fold_factor(float norm_weight, float running_var, float eps) {
   return norm_weight / std::sqrt(running_var + eps);
 }
-/// The bias that folding leaves: `bias` is the convolution's own. Never inlined: two copies could be rounded in two
-/// ways, as compilers join a product with a sum.
+/// The bias after folding: `bias` is the convolution's own. Never inlined: compilers may fuse a product with a sum, and
+/// two inlined copies could round differently.
 [[gnu::noinline]] inline float folded_bias(float factor, float bias, float running_mean, float norm_bias) {
   return (bias - running_mean) * factor + norm_bias;
 }
-/// The mean of `count` numbers of levels, from the sum of their integers less zero points.
+/// The mean of `count` values, from the sum of their integers minus zero points.
 inline float mean_of_steps(std::int32_t sum, float scale, std::int64_t count) {
   return static_cast<float>(sum) * (scale / static_cast<float>(count));
 }
 
-/// From a sum of products of integers, less zero points, to an integer of `levels`: rint((sum + bias / unit) (unit /
-/// scale)) + zero_point within [least, most], the unit being the scale of x times that of the weight. PyTorch's engines
-/// (FBGEMM, oneDNN) compute the same. Both evaluation with fake quantisation and integer models do it here.
+/// From a sum of products of integers minus zero points to an integer of `levels`: rint((sum + bias / unit) (unit /
+/// scale)) + zero_point within [least, most], where the unit is x's scale times the weight's. PyTorch's engines
+/// (FBGEMM, oneDNN) compute the same. Used by evaluation with fake quantisation and by integer models.
 struct Requantizer {
   float bias_in_units = 0, multiplier = 1;
   Levels levels;
@@ -107,7 +106,7 @@ struct Requantizer {
   };
   static std::int32_t requantized(std::int32_t sum, float bias_in_units, float multiplier, const Ends& ends) {
     const float steps = (static_cast<float>(sum) + bias_in_units) * multiplier;
-    // Ends are whole numbers: to clamp before rounding gives the same, and keeps the conversion defined.
+    // The ends are integers: clamping before rounding gives the same result and keeps the conversion defined.
     const auto low = static_cast<float>(ends.least - ends.zero_point);
     const auto high = static_cast<float>(ends.most - ends.zero_point);
     return static_cast<std::int32_t>(std::nearbyint(std::min(std::max(low, steps), high))) + ends.zero_point;

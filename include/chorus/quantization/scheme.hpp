@@ -1,23 +1,23 @@
 #pragma once
-/// What integers stand for activations and weights, and how their ranges are found: types for nn::QuantizationAware. A
-/// scheme of one's own derives from Int8 and hides what is other: `struct Slow : Int8 { static constexpr double
-/// averaging = 0.001; };`
+/// The integers of activations and weights, and their observers: types for nn::QuantizationAware. Your own scheme
+/// derives from Int8 and hides what differs: `struct Slow : Int8 { static constexpr double averaging = 0.001; };`
 
 #include <chorus/quantization/quantized_numbers.hpp>
 
 namespace chorus {
 
-/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, a scale for each output
-/// channel, by the largest weight of the pass. [-128, 127] would put each channel's largest weight on 127.5, a tie.
+/// Activations: u8, affine, ranges by moving averages. Weights: s8 in [-127, 127], symmetric, one scale per output
+/// channel, from the largest weight of the pass. With [-128, 127] each channel's largest weight would be at 127.5, a
+/// tie.
 struct Int8 {
   static constexpr quantized::Integers activations{0, 255}, weights{-127, 127};
   static constexpr bool symmetric_activations = false, per_channel = true;
-  /// The share of the new batch's range in an activation's; 1: ranges are the last batch's.
+  /// The weight of the new batch's range in an activation's; 1: ranges are the last batch's.
   static constexpr double averaging = 0.01;
   /// The same for weights.
   static constexpr double weight_averaging = 1;
 };
-/// One scale for all of a layer's weights.
+/// One scale for all weights of a layer.
 struct Int8PerTensor : Int8 {
   static constexpr bool per_channel = false;
 };

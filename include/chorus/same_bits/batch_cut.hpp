@@ -16,10 +16,10 @@
 
 namespace chorus::same_bits {
 
-/// Belongs to the output of a policy in canonical shares; losses taken of it are the whole batch's.
+/// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
 class BatchCut : public BatchParts {
  public:
-  /// Of `shares` this process has those in `run`, with `samples` samples together.
+  /// This process has the shares `run` of `shares`, with `samples` samples in total.
   BatchCut(std::size_t shares, ShareRange run, std::int64_t samples) : shares_(shares), run_(run), samples_(samples) {}
 
   std::size_t shares() const { return shares_; }
@@ -40,7 +40,7 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// Where backward passes through such a policy.
+/// The node of backward through such a policy.
 class SharesNode final : public dp::BackwardNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
@@ -50,15 +50,15 @@ class SharesNode final : public dp::BackwardNode {
   const std::shared_ptr<const BatchCut> cut;
 };
 
-/// The cut of the batch from which `node` was made; null where no policy has cut it, within one share, and where
-/// nothing is recorded. Throws UsageError where it was made of batches that are cut in different ways.
+/// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
+/// is recorded. Throws UsageError if it depends on batches that are cut in different ways.
 [[gnu::cold]] std::shared_ptr<const BatchCut> find_cut(Node* node);
 
-/// `nodes`: of a backward run. Throws UsageError where what goes back into a net's output, of samples in shares, comes
-/// from anything but means over the whole batch: it would be this process's alone.
+/// `nodes`: of a backward run. Throws UsageError if a gradient of a net's output, of samples in shares, comes from
+/// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one lives, losses look for cuts.
+/// While one exists, losses look for cuts.
 class CutsBatches {
  public:
   CutsBatches() {

@@ -1,5 +1,5 @@
 #pragma once
-/// How a batch's cut is found, what may go back into a net, and how the shares of all processes are added up.
+/// How a batch's cut is found, which gradients may reach a net, and how the shares of all processes are added up.
 
 #include <algorithm>
 #include <chorus/autograd/found_nodes.hpp>
@@ -49,7 +49,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
                       " outside of the net's forward pass, where samples are not in shares: use it in the model");
-  detail::FoundNodes beside;  // what others than means go back into
+  detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
@@ -60,7 +60,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
-  std::vector<double> numbers(3 * shares_);  // of all shares: sums, their divisors, numbers of samples
+  std::vector<double> numbers(3 * shares_);  // for all shares: sums, divisors, numbers of samples
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::size_t share = run_.begin + i;
     numbers[share] = sums[i];

@@ -1,5 +1,5 @@
 #pragma once
-/// The sums of shares that ranks have of a bucket, added up in the order of the tree.
+/// Adds up the ranks' sums of shares of a bucket in the order of the tree.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/config.hpp>
@@ -12,13 +12,13 @@
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket, and adds them by itself: no algorithm or transport has an order of
-/// its own in it. Each of n ranks sends (n - 1) times its sums, of which there is one where its run of shares is a node
-/// of the tree, as 4 of 8 are.
+/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
+/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
+/// tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares` in all; `tree` of this rank's run.
+  /// `shares`: their total number; `tree`: of this rank's run.
   BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
       : core_(core), shares_(shares), tree_(tree) {}
 
@@ -27,7 +27,7 @@ class BucketSums final : public ddp::BucketSums {
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Which sums each rank has of this batch.
+  // Determines which sums of this batch each rank has.
   void share_out();
 
   struct Gathered {
@@ -36,8 +36,8 @@ class BucketSums final : public ddp::BucketSums {
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
-  std::vector<std::vector<ShareRange>> sums_;  // of each rank
-  std::size_t most_ = 1;                       // of them a rank has
+  std::vector<std::vector<ShareRange>> sums_;  // by rank
+  std::size_t most_ = 1;                       // the maximum number of sums of a rank
   std::vector<Gathered> gathered_;             // by bucket
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// How the sums of ranks are added up in the order of the tree.
+/// How the ranks' sums are added up in the order of the tree.
 
 #include <algorithm>
 #include <chorus/comm/communicator.hpp>
@@ -30,7 +30,7 @@ void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
     auto* const to = static_cast<std::byte*>(own.data());
     for (std::size_t k = 0; k < tree_.sums().size(); ++k)
       copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent, and not read
+    if (tree_.sums().size() < most_)  // sent but not read
       zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
     mine = to;
   }

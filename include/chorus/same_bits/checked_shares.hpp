@@ -1,5 +1,5 @@
 #pragma once
-/// How many canonical shares a policy may have.
+/// Checks the number of canonical shares.
 
 #include <chorus/core/error.hpp>
 #include <chorus/same_bits/share_tree.hpp>
@@ -7,8 +7,8 @@
 
 namespace chorus::same_bits {
 
-/// `shares`. Throws UsageError for a number that can't be, where there are more devices than shares, and where samples
-/// don't lie along the first axis.
+/// Returns `shares`. Throws UsageError for an invalid number, for more devices than shares, and if samples are not
+/// along the first axis.
 [[gnu::cold]] inline std::size_t checked_shares(int shares, int devices, int dim) {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);

@@ -1,5 +1,5 @@
 #pragma once
-/// DataParallel in canonical shares: a device takes whole shares, of which there are at least as many as devices.
+/// DataParallel with canonical shares: each device takes whole shares; there are at least as many shares as devices.
 
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/same_bits/checked_shares.hpp>
@@ -25,7 +25,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   template <class Other>
   using rebind = DataParallel<SameBits<Other, Shares>>;
 
-  /// See DataParallel. Throws UsageError for a number of shares that can't be.
+  /// See DataParallel. Throws UsageError for an invalid number of shares.
   DataParallel(SameBits<Model, Shares> model, DataParallelOptions options, std::uint64_t seed = initial_seed())
       : Base(std::move(model.model()), std::move(options), seed),
         sums_(this->model_, this->replicas_,
@@ -38,7 +38,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
   }
 
   int canonical_shares() const { return static_cast<int>(sums_.shares()); }
-  /// See DataParallel; of losses that the model returns, one a share.
+  /// See DataParallel; for losses that the model returns, one per share.
   template <Real T>
   Variable<T, 0, D> mean_loss(const Variable<T, 1, D>& losses) const {
     this->scalars_.check_count(losses.numel());
@@ -46,7 +46,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     return cut ? same_bits::mean_of_share_losses(losses, *cut) : Base::mean_loss(losses);
   }
 
-  /// The five steps of DataParallel, of several shares a device.
+  /// The five steps of DataParallel, with several shares per device.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if constexpr (dp::is_recorded<Inputs...>)
@@ -61,7 +61,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
         inputs...);
     const trace::Span span(trace::Lane::forward, "forward", "DataParallel forward");
     const bool replicated = this->collectives_.replicate(pass->devices());
-    // A task owns what it works with, for a device may come back late.
+    // A task owns its data, because a device may end late.
     this->parallel_apply_(pass->devices(), [&, pass, replicated, runs, of_devices = sums_.devices()](std::size_t i) {
       const same_bits::ShareRange run = runs[i];
       pass->prepare([&] {

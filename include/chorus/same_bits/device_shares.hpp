@@ -1,5 +1,5 @@
 #pragma once
-/// One device's canonical shares, which its copy of the model computes one after the other, forward and backward.
+/// One device's canonical shares: its copy of the model computes them one after the other, forward and backward.
 
 #include <algorithm>
 #include <chorus/autograd/tape.hpp>
@@ -24,7 +24,7 @@ namespace chorus::same_bits {
 template <Device D>
 class DeviceShares {
  public:
-  /// `run`: the device's, of so many shares in all. What is passed by reference has to outlive this.
+  /// `run`: the device's, out of `shares` shares. References must outlive this.
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
@@ -32,11 +32,11 @@ class DeviceShares {
   }
 
   const ShareRange& run() const { return run_; }
-  /// The sums of gradients that the last backward pass has left.
+  /// The sums of gradients of the last backward pass.
   const GradientTree<D>& tree() const { return tree_; }
 
-  /// `task(i)` computes the i-th share of those that are this device's, which are `count` parts of `split` from `first`
-  /// on. Returns whether random numbers were drawn.
+  /// `task(i)` computes the device's i-th share; its shares are `count` parts of `split` from `first` on. Returns
+  /// whether random numbers were drawn.
   template <class Task>
   bool forward(const RandomContext& random, const dp::Split& split, std::size_t first, std::size_t count,
                const Task& task) {
@@ -53,8 +53,8 @@ class DeviceShares {
     return drew;
   }
 
-  /// Back from what the shares gave; `used` of all shares have samples. No gradient is there before. `devices`: as a
-  /// BatchGroup, null where there is one. Calls `complete(leaf)` for a parameter as soon as its sums are.
+  /// Backward from the shares' outputs; the first `used` of all shares have samples. There are no gradients before.
+  /// `devices`: their BatchGroup, null for a single one. Calls `complete(leaf)` when a parameter's sums are complete.
   template <class Complete>
   void backward(std::span<const std::vector<Ref<Node>>> roots, bool keep, std::size_t used,
                 std::shared_ptr<BatchGroup> devices, const Complete& complete) {
@@ -69,7 +69,7 @@ class DeviceShares {
   }
 
  private:
-  /// Of the share number `i`.
+  /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
     Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
@@ -79,7 +79,7 @@ class DeviceShares {
       else if (const auto* const entry = shares.tree_.entry_of(leaf))
         take(leaf, shares.flat_.entries()[*entry].parameter().grad_place());
     }
-    // The gradient of the parameter whose leaf that is.
+    // Takes the gradient of the parameter with that leaf.
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
@@ -90,7 +90,7 @@ class DeviceShares {
     const Complete& complete;
   };
 
-  // `with_samples`: so many of the shares have any.
+  // `with_samples`: the number of shares that have samples.
   template <class Task>
   void in_turn(std::size_t count, std::size_t with_samples, bool forward, std::shared_ptr<BatchGroup> devices,
                const Task& task) {
@@ -108,7 +108,7 @@ class DeviceShares {
   ShareRange run_;
   ShareBuffers<D> buffers_;
   GradientTree<D> tree_;
-  std::optional<SideBySide<D>> side_by_side_;  // where a layer looks at the whole batch
+  std::optional<SideBySide<D>> side_by_side_;  // if a layer needs the whole batch
 };
 
 }  // namespace chorus::same_bits

@@ -1,5 +1,5 @@
 #pragma once
-/// Canonical shares on several devices: which device has which, and step 5, reduce, in the order of the tree.
+/// Canonical shares on several devices: their assignment, and step 5, reduce, in the order of the tree.
 
 #include <algorithm>
 #include <chorus/core/batch_group.hpp>
@@ -17,7 +17,7 @@
 
 namespace chorus::same_bits {
 
-/// Of DataParallel's devices.
+/// For DataParallel's devices.
 template <class Model>
 class DeviceSums {
  public:
@@ -34,7 +34,7 @@ class DeviceSums {
   std::size_t shares() const { return shares_; }
   /// By device.
   const std::vector<std::shared_ptr<DeviceShares<D>>>& devices() const { return devices_; }
-  /// The shares that each device has of so many, of those devices that have any.
+  /// The shares of each device, out of the first `used`, for devices that have any.
   std::vector<ShareRange> runs(std::size_t used) const {
     std::vector<ShareRange> runs;
     for (const auto& device : devices_)
@@ -42,17 +42,17 @@ class DeviceSums {
     return runs;
   }
 
-  /// For the outputs of such a pass.
+  /// The cut for the outputs of such a pass.
   std::shared_ptr<const BatchCut> cut(const dp::Split& split) const {
     return std::make_shared<const BatchCut>(shares_, ShareRange{0, shares_}, split.batch);
   }
 
-  /// Of each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
+  /// From each share's roots. `apply(devices, task)` calls `task(i)` in the threads of the devices.
   template <class Apply>
   void backward(const dp::Roots& roots, bool keep, const Apply& apply) {
     earlier_.take(replicas_.parameters(0));
     const auto used = runs(roots.size());
-    // The task owns what it works with, for a device may come back late.
+    // The task owns its data, because a device may end late.
     apply(used.size(), [roots, keep, used, devices = devices_, copies = replicas_.copies()](std::size_t i) {
       devices[i]->backward(std::span(roots).subspan(used[i].begin, used[i].count()), keep, roots.size(), batch_group(),
                            [](Node&) {});
@@ -63,10 +63,10 @@ class DeviceSums {
 
  private:
   struct Sum {
-    std::size_t device, number;  // of the device's sums
+    std::size_t device, number;  // index among the device's sums
   };
 
-  // The sums of all devices become the first one's gradients: the left one of two grows by the right one.
+  // Adds the sums of all devices into the first device's gradients: each right sum is added to its left neighbour.
   void reduce(std::size_t used) {
     const auto parameter = [&](std::size_t i, std::size_t p) -> auto& {
       return replicas_.parameters(i).entries()[p].parameter();
@@ -77,7 +77,7 @@ class DeviceSums {
         [&](std::size_t p) {
           bool any = false;
           for (std::size_t i = 0; i < used; ++i) any = any || parameter(i, p).grad_arrived();
-          for (std::size_t i = 0; any && i < used; ++i)  // who has none of a gradient has zeros
+          for (std::size_t i = 0; any && i < used; ++i)  // a missing gradient is zero
             if (!parameter(i, p).grad_arrived())
               zero_bytes(parameter(i, p).where(), parameter(i, p).grad_place(), parameter(i, p).size_bytes());
           if (any) parameter(0, p).set_grad_arrived(true);

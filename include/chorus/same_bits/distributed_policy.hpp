@@ -1,6 +1,6 @@
 #pragma once
-/// What DistributedDataParallel and ParameterServer of SameBits stand on: each rank computes its run of the shares, and
-/// the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
+/// and the sums of all runs are added up in the order of the tree.
 
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/same_bits/bucket_sums.hpp>
@@ -30,7 +30,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   static constexpr bool adds_up_in_pass = true;
 
   int canonical_shares() const { return static_cast<int>(canonical_.shares()); }
-  /// Of whole shares.
+  /// A sampler of whole shares.
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
     auto choices = this->sampler_options(options);
@@ -59,7 +59,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     std::uint64_t seed)
       : DistributedPolicy(std::move(model), title, communicator, dim, seed) {}
 
-  /// The model's output for the inputs, in shares.
+  /// Returns the model's output for the inputs, computed in shares.
   template <class... Inputs>
   auto call_model(const Inputs&... inputs) {
     return same_bits::forward(canonical_, this->model_, this->random_, this->on_model_device(inputs)...);
@@ -67,7 +67,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   std::string own_options() const override { return cat("SameBits of ", canonical_shares(), " shares\n"); }
 
-  // The parameters' own hooks come later, with the gradient of the whole batch.
+  // The parameters' own hooks run later, with the gradient of the whole batch.
   void on_gradients(std::function<void(std::size_t)> f) override {
     std::unordered_map<const Node*, std::size_t> numbers;
     for (const auto& entry : this->flat_.entries())
@@ -76,7 +76,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
   void when_backward_ends(std::function<void()> f) override { canonical_.when_backward_ends(std::move(f)); }
 
-  /// Ranks add up what they have by themselves. Throws UsageError for options that look at one rank's gradients.
+  /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
     check<UsageError>(default_hook,
                       "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
@@ -90,7 +90,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
     return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
   }
-  /// A worker sends its sums to the server, which adds up all ranks'.
+  /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
     const auto& tree = canonical_.tree();
     const D device = this->model_device();

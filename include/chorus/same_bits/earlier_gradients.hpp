@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients that were there before a backward pass over canonical shares.
+/// Gradients that existed before a backward pass over canonical shares.
 
 #include <chorus/core/config.hpp>
 #include <chorus/nn/flat_parameters.hpp>
@@ -8,12 +8,12 @@
 
 namespace chorus::same_bits {
 
-/// Those of earlier passes, and of terms of the loss that use no samples, such as a penalty of the weights: on all
-/// processes the same, and no part of any share. They wait aside, and are added once to the sum over all shares.
+/// Gradients of earlier passes, and of loss terms without samples, such as a weight penalty: equal on all processes,
+/// and part of no share. They are put aside, and added once to the sum over all shares.
 template <Device D>
 class EarlierGradients {
  public:
-  /// No gradient is there any more.
+  /// Puts all gradients aside: none is left.
   void take(const nn::FlatParameters<D>& flat);
   void give_back();
 

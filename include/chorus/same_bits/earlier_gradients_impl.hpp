@@ -1,5 +1,5 @@
 #pragma once
-/// How gradients of earlier passes are laid aside, and added again.
+/// How gradients of earlier passes are put aside and added again.
 
 #include <chorus/nn/flat_parameters.hpp>
 #include <chorus/same_bits/earlier_gradients.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// The gradients of a device's canonical shares, added up in the order of the tree: a binary counter whose digits are
+/// Adds up the gradients of a device's canonical shares in the order of the tree: a binary counter whose digits are
 /// copies of the flat gradients.
 
 #include <chorus/core/config.hpp>
@@ -15,7 +15,7 @@
 
 namespace chorus::same_bits {
 
-/// `to` grows by `from`, both on one device.
+/// Adds `from` to `to`, both on one device.
 template <Device D>
 void add_numbers(D device, DType dtype, std::size_t count, const std::byte* from, std::byte* to) {
   ddp::with_type(dtype, to, [&]<class T>(T* numbers) {
@@ -34,21 +34,21 @@ class GradientCopy {
   std::vector<Storage<D>> groups_;
 };
 
-/// One device's. Of each parameter the shares' gradients come in their order; each is taken as soon as it is complete,
-/// while it is in the caches. At the end the last sum is in the parameters' own gradients, and the sums before it, if
-/// the run leaves more than one, in copies. Never more than log2(shares) + 1 of them, and none where a device has one
-/// share.
+/// The tree of one device. The shares' gradients of a parameter arrive in order; each is added as soon as it is
+/// complete, while it is in the caches. In the end the last sum is in the parameters' own gradients; earlier sums, if
+/// the run leaves more than one, are in copies. There are at most log2(shares) + 1 copies, and none for a device with
+/// one share.
 template <Device D>
 class GradientTree {
  public:
   explicit GradientTree(const nn::FlatParameters<D>& flat) : flat_(flat) {}
 
-  /// A backward pass over these shares, of as many in all, begins. No gradient is there.
+  /// A backward pass over these shares, out of `shares`, begins. There are no gradients.
   void begin(ShareRange run, std::size_t shares);
-  /// The gradient of entry `i` by the run's share number `share` is complete, and lies at `gradient`: where the
-  /// parameter's own is, or elsewhere. Throws UsageError where it has come before.
+  /// The gradient of entry `i` from the run's share number `share` is complete, and is at `gradient`: the parameter's
+  /// own place, or another. Throws UsageError if it has arrived before.
   void gradient_arrived(std::size_t i, std::size_t share, const void* gradient);
-  /// All of that share's are. Calls `late(i)` for what the last share has none of, and others had.
+  /// The share has ended. Calls `late(i)` for parameters without a gradient in the last share that had one in others.
   template <class Late>
   void end_share(std::size_t share, const Late& late) {
     for (std::size_t i = 0; i < taken_.size(); ++i)
@@ -59,9 +59,9 @@ class GradientTree {
 
   /// The sums that the run leaves, from left to right.
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
-  /// Where the k-th of them has an element of the flat gradients.
+  /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
-  /// The parameter whose leaf that is; none where it is none.
+  /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
  private:
@@ -70,8 +70,8 @@ class GradientTree {
     std::vector<char> has;  // by entry
   };
 
-  /// What is done with a share's gradient: how many sums before it are added, how many are left below, and whether the
-  /// run ends.
+  /// The operations for a share's gradient: how many earlier sums are added, how many remain below, and whether the run
+  /// ends.
   struct Step {
     std::size_t carries, depth;
     bool last;
@@ -79,20 +79,20 @@ class GradientTree {
 
   void begin_anew();
   std::byte* place(const Copy& copy, std::size_t i) const;
-  // The gradient of entry `i` is added to what was there before, and lies in its sum then.
+  // Adds the gradient of entry `i` to earlier sums and stores it in its sum.
   void carry(std::size_t i, std::size_t share);
-  // A share has no gradient of it: it counts as 0 where others, of which the share's sum is, have one.
+  // A share has no gradient of entry `i`: it counts as 0 if other shares in its sum have one.
   bool carry_none(std::size_t i, std::size_t share);
-  // The sums before the last one are complete: 0 where they have no gradient.
+  // Completes the sums before the last one: 0 if they have no gradient.
   void fill_sums(std::size_t i, std::size_t depth);
 
   const nn::FlatParameters<D>& flat_;
   std::uint64_t generation_ = ~std::uint64_t{0};
   std::unordered_map<const Node*, std::size_t> entry_of_;
-  ShareTree tree_;           // as it is at the end of the run
+  ShareTree tree_;           // at the end of the run
   std::vector<Step> steps_;  // by share of the run
   std::vector<Copy> copies_;
-  std::vector<std::size_t> taken_;  // by entry: of how many shares
+  std::vector<std::size_t> taken_;  // by entry: the number of shares taken
 };
 
 }  // namespace chorus::same_bits

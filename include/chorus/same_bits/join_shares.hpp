@@ -1,5 +1,5 @@
 #pragma once
-/// What a model has returned for each canonical share as what it returns for one batch.
+/// Joins a model's outputs for each canonical share to the output for one batch.
 
 #include <chorus/parallel/dp/gather.hpp>
 #include <chorus/same_bits/batch_cut.hpp>
@@ -11,8 +11,7 @@
 
 namespace chorus::same_bits {
 
-/// Tensors are joined along the samples; a loss becomes the whole batch's. Of what is no tensor all shares have to have
-/// the same.
+/// Tensors are joined along the samples; a loss becomes the whole batch's. Other values must be equal for all shares.
 template <class D>
 struct JoinShares : dp::JoinOutputs<D> {
   JoinShares(const dp::Split& how, D to, const Ref<dp::BackwardNode>& on_tape, const BatchCut& batch_cut)

@@ -9,14 +9,14 @@
 
 namespace chorus {
 
-/// `Model`, of which each batch is cut into `Shares` canonical shares whatever the number of devices; they are computed
-/// one after the other, and added up in one fixed tree. A run then ends with the same bits under every policy that
-/// takes this type, on any number of devices up to that of the shares:
+/// A model whose batches are cut into `Shares` canonical shares, whatever the number of devices. Shares are computed
+/// one after the other and added up in one fixed tree. A run then ends with the same bits under every policy that takes
+/// this type, on any number of devices up to the number of shares:
 ///
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
-/// `Shares` is 1 to 64; 0: the number is given to the constructor, as `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the Model inside.
+/// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
+/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
@@ -24,12 +24,12 @@ class SameBits : public nn::Module {
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// A model becomes one of so many shares by itself.
+  /// Converts a model implicitly to one with that many shares.
   SameBits(Model model = {}) requires(Shares > 0) : model_(std::move(model)), shares_(Shares) {}
-  /// The policy throws UsageError for a number that it can't have.
+  /// The policy throws UsageError for an invalid number.
   SameBits(Model model, int shares) requires(Shares == 0) : model_(std::move(model)), shares_(shares) {}
 
-  /// The model inside.
+  /// The inner model.
   Model& model() { return model_; }
   int shares() const { return shares_; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A model that computes its batch one canonical share after the other, forward and backward.
+/// A model that computes its batch share by share, forward and backward.
 
 #include <chorus/core/batch_group.hpp>
 #include <chorus/parallel/dp/input_roles.hpp>
@@ -26,15 +26,15 @@ class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
 
-  /// What a policy of several processes adds.
+  /// The functions of a policy of several processes.
   struct Processes {
-    /// Sums over all of them.
+    /// Sums over all processes.
     std::function<void(std::span<double>)> sum;
     /// The whole batch's number of samples, in backward.
     std::function<Index()> batch;
   };
 
-  /// Of the `shares` process `rank` of `ranks` has its run. What is passed by reference has to outlive this.
+  /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
       : model_(model),
@@ -51,15 +51,15 @@ class ModelShares final : private dp::BackwardRunner {
   std::size_t shares() const { return shares_; }
   /// The sums of this process's gradients.
   const GradientTree<D>& tree() const { return device_.tree(); }
-  /// `arrived(leaf)` is called in the last share's backward pass whenever a parameter's sums are complete, `ended()`
-  /// when all are, before the parameters' hooks run: there processes add up theirs.
+  /// `arrived(leaf)` is called in the last share's backward pass when a parameter's sums are complete, `ended()` when
+  /// all are. Processes add up their sums there, before the parameters' hooks run.
   void on_gradients(std::function<void(Node&)> arrived) { arrived_ = std::move(arrived); }
   void when_backward_ends(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  /// The model's output for this process's samples. `random`: of the first of them.
+  /// Returns the model's output for this process's samples. `random`: from its first sample on.
   template <class... Inputs>
   auto forward(RandomContext& random, const Inputs&... inputs) {
-    // Shares without samples come last; of a batch without any, one is computed, for the shape of what it gives.
+    // Shares without samples come last; for an empty batch one share is computed, to get the output's shape.
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
@@ -78,7 +78,7 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// Of one pass.
+  /// The cut of one pass.
   class Cut final : public BatchCut {
    public:
     Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
@@ -88,10 +88,10 @@ class ModelShares final : private dp::BackwardRunner {
     }
 
    private:
-    std::shared_ptr<const Processes> processes_;  // empty once the policy is gone
+    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
   };
 
-  // What has no samples is the same for all processes, and no one of them has its gradient.
+  // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
     if constexpr (AnyVariable<X>)
@@ -126,14 +126,14 @@ class ModelShares final : private dp::BackwardRunner {
   std::shared_ptr<Processes> processes_;
   DeviceShares<D> device_;
   dp::InputRoles roles_;
-  std::shared_ptr<BatchGroup> group_;  // the processes', as layers see them
+  std::shared_ptr<BatchGroup> group_;  // the group of processes that layers see
   EarlierGradients<D> earlier_;
   std::function<void(Node&)> arrived_;
   std::function<void()> ended_;
 };
 
-/// `model.forward(inputs...)` in shares; where nothing is recorded, a model that returns numbers without axes computes
-/// all samples at once. Throws UsageError for what can't be cut.
+/// `model.forward(inputs...)` in shares. Without recording, a model that returns scalars computes all samples at once.
+/// Throws UsageError for inputs that can't be cut.
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));

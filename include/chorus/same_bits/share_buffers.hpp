@@ -1,5 +1,5 @@
 #pragma once
-/// A model's buffers, such as running statistics, where one copy of the model computes several canonical shares.
+/// A model's buffers, such as running statistics, if one copy of the model computes several canonical shares.
 
 #include <chorus/core/config.hpp>
 #include <chorus/nn/module.hpp>
@@ -9,18 +9,18 @@
 
 namespace chorus::same_bits {
 
-/// Every share begins with the buffers as they were before the pass, and finds what it has written where it goes on
-/// after others; what the first one has written stays: as where each share has a device of its own.
+/// Every share begins with the buffers as they were before the pass, and keeps its own writes while other shares run.
+/// The first share's writes remain: the same as with one device per share.
 template <Device D>
 class ShareBuffers {
  public:
   explicit ShareBuffers(const std::vector<nn::NamedBuffer<D>>& buffers) : buffers_(buffers) {}
 
-  /// Of so many shares. `writes`: whether they may write any: where no layer is in training, none does.
+  /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after those before it, or goes on.
+  /// That share begins, after the earlier ones, or continues.
   void enter(std::size_t share);
-  /// It has ended, or others go on.
+  /// The share has ended, or others continue.
   void leave(std::size_t share);
   void end_pass();
 
@@ -28,11 +28,11 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // shares
+    std::size_t begun = 0;  // number of shares that have begun
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
-  // Who has said that he writes is told of writes: what a graph has saved of the buffer is not what it was.
+  // Code that records writes is notified: values saved by a graph are out of date.
   void copy_in(std::size_t i, const Storage<D>& from);
 
   const std::vector<nn::NamedBuffer<D>>& buffers_;

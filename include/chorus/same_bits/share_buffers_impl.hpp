@@ -1,5 +1,5 @@
 #pragma once
-/// How buffers of shares are told apart, and become one.
+/// How shares' buffers are kept apart and merged.
 
 #include <chorus/nn/module.hpp>
 #include <chorus/same_bits/share_buffers.hpp>

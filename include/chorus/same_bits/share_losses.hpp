@@ -1,5 +1,5 @@
 #pragma once
-/// Losses that a model has returned itself, one for each canonical share, as the whole batch's.
+/// Combines losses that a model returned, one for each canonical share, to the whole batch's.
 
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/ops/mean_of_parts.hpp>
@@ -11,7 +11,7 @@
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times one.
+/// Whether each share's loss is a sum, or a number times a sum.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
@@ -29,8 +29,8 @@ inline bool are_sums(Node& losses) {
   return true;
 }
 
-/// What each share's loss is a mean over, where the tape knows; a sum of several means over the same is one. Throws
-/// UsageError where it does not, and for sums of means over different numbers.
+/// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
+/// Throws UsageError if it doesn't, and for sums of means over different numbers.
 template <Real T, Device D>
 std::vector<double> mean_over_of_shares(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
@@ -64,13 +64,13 @@ std::vector<double> mean_over_of_shares(Node& losses) {
   return out;
 }
 
-/// The mean over the whole batch, on all processes, of what `losses`, [shares of this process], are means over.
+/// The mean over the whole batch, on all processes, from `losses`, [shares of this process].
 template <Real T, Device D>
 Variable<T, 0, D> mean_of_share_losses(const Variable<T, 1, D>& losses, const BatchCut& cut) {
   const auto values = losses.value().to_vector();
   const bool sums_only = are_sums(*losses.node());
   const auto over = sums_only ? std::vector<double>(values.size(), 1) : mean_over_of_shares<T, D>(*losses.node());
-  std::vector<double> sums, overs;  // shares without samples come last, and are not there
+  std::vector<double> sums, overs;  // shares without samples come last and are left out
   for (std::size_t i = 0; i < values.size(); ++i) {
     overs.push_back(cut.size(i) > 0 ? over[i] : 0);
     sums.push_back(overs[i] == 0 ? 0 : static_cast<double>(values[i]) * overs[i]);

@@ -1,5 +1,5 @@
 #pragma once
-/// What a model finds around it while it computes one canonical share.
+/// The random numbers and batch group that a model uses for one canonical share.
 
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/error.hpp>
@@ -13,7 +13,7 @@
 
 namespace chorus::same_bits {
 
-/// Refuses layers that look at the batch of all devices.
+/// Refuses layers that need the batch of all devices.
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
@@ -25,10 +25,10 @@ class NoBatchGroup final : public BatchGroup {
 };
 
 /// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and a mean is the share's.
+/// and means are the share's.
 class ShareScope {
  public:
-  /// `random`: of the whole of what is split. `group`: of the batch, where a layer looks at the whole of it.
+  /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),

@@ -1,5 +1,5 @@
 #pragma once
-/// Canonical shares of one device that go through the model side by side: for layers that look at the whole batch.
+/// Runs a device's canonical shares through the model side by side: for layers that need the whole batch.
 
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/config.hpp>
@@ -16,22 +16,22 @@
 
 namespace chorus::same_bits {
 
-/// Each share has a thread, and one of them runs at a time: a share goes on until it ends or waits for the others in
-/// `meet`; then the next one does. The first is the calling thread. So shares come to any place in their order.
+/// Each share has a thread, and only one runs at a time: a share runs until it ends or waits for the others in `meet`;
+/// then the next one runs. The first is the calling thread. So shares reach any point of the program in order.
 class ShareTurns {
  public:
-  /// What is done for a share; `enter` and `leave` it around each of its turns.
+  /// A share's task; `enter` and `leave` are called around each of its turns.
   struct Work {
     std::function<void(std::size_t)> task, enter, leave;
   };
 
   explicit ShareTurns(std::size_t shares) : threads_(shares) {}
 
-  /// Throws what a task has thrown, of several the one because of which others have.
+  /// Rethrows a task's exception; of several, the one that caused the others.
   void run(std::size_t shares, Work work);
 
-  /// In share `i`'s task: waits until all have come here; `complete()` is called in the first one's thread. Throws
-  /// UsageError where one ends without.
+  /// In share `i`'s task: waits until all shares have arrived; then `complete()` is called in the first one's thread.
+  /// Throws UsageError if a share ends without arriving.
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
@@ -52,7 +52,7 @@ class ShareTurns {
 
  private:
   void take_turns(std::size_t i);
-  // All is written by the share whose turn it is.
+  // Only the share whose turn it is writes members.
   void await_turn(std::size_t i);
   void leave(std::size_t i);
   void pass_on(std::size_t i);
@@ -65,7 +65,7 @@ class ShareTurns {
   std::vector<char> ended_;
   std::size_t arrived_ = 0, round_ = 0;
   std::exception_ptr first_error_;
-  std::unique_ptr<detail::ThreadTeam> team_;  // that the kernels use, between turns
+  std::unique_ptr<detail::ThreadTeam> team_;  // the kernels' threads, saved between turns
 };
 
 }  // namespace chorus::same_bits

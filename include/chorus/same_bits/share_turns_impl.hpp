@@ -1,5 +1,5 @@
 #pragma once
-/// How shares that go side by side take turns.
+/// How shares side by side take turns.
 
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/device.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Canonical shares under layers that look at the whole batch, such as SyncBatchNorm.
+/// Canonical shares for layers that need the whole batch, such as SyncBatchNorm.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -18,28 +18,28 @@
 
 namespace chorus::same_bits {
 
-/// Whether a layer of the model looks at the whole batch.
+/// Whether a layer of the model needs the whole batch.
 [[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
 
-/// The shares of a device go through the model side by side, and meet where a layer asks for sums over the batch. Each
-/// has leaves of its own in the parameters' places, so that gradients of several shares may be under way at once.
+/// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
+/// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
 template <Device D>
 class SideBySide {
  public:
-  /// Of `run`, of so many shares in all. What is passed by reference has to outlive this.
+  /// For `run`, out of `shares` shares. References must outlive this.
   SideBySide(const nn::FlatParameters<D>& flat, ShareBuffers<D>& buffers, std::size_t shares, ShareRange run);
   /// Nodes of the tape may outlive it.
   ~SideBySide();
   SideBySide(const SideBySide&) = delete;
   SideBySide& operator=(const SideBySide&) = delete;
 
-  /// `task(i)` for the first shares of the run. `used`: as many as have samples. `devices`: of all that share the
-  /// batch, null where there is one.
+  /// Runs `task(i)` for the first `count` shares of the run. `used`: how many have samples. `devices`: the group of all
+  /// devices that share the batch, null for a single one.
   void run(std::size_t count, std::size_t used, bool forward, std::shared_ptr<BatchGroup> devices,
            const std::function<void(std::size_t)>& task);
   std::shared_ptr<BatchGroup> group(std::size_t i) const { return groups_[i]; }
 
-  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, of which the gradient is dropped then.
+  /// Calls `f(parameter's leaf, its gradient)` for a share's leaf, and drops the gradient afterwards.
   template <class F>
   void with_gradient(Node& leaf, const F& f) const {
     const auto found = number_of_.find(&leaf);
@@ -61,7 +61,7 @@ class SideBySide {
 
   void stand_in(std::span<const Ref<Node>> leaves);
   void sum(std::size_t i, std::span<double> values);
-  // Of all shares, each number by itself, in the order of the tree; shares without samples give 0.
+  // Adds up each value over all shares in the order of the tree; shares without samples give 0.
   void add_up();
 
   ShareBuffers<D>& buffers_;
@@ -73,7 +73,7 @@ class SideBySide {
   std::vector<std::vector<double>> values_;  // by share of the run
   std::vector<double> total_;
   std::vector<ParameterOn<D>*> parameters_;
-  std::vector<Node*> nodes_;                    // of these
+  std::vector<Node*> nodes_;                    // of the parameters
   std::vector<std::vector<Ref<Node>>> leaves_;  // by share of the run
   std::unordered_map<const Node*, std::size_t> number_of_;
   std::vector<std::shared_ptr<Group>> groups_;

@@ -1,5 +1,5 @@
 #pragma once
-/// SingleDevice in canonical shares: what the other policies have to equal to the bit.
+/// SingleDevice with canonical shares: the other policies must give the same bits.
 
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/single_device.hpp>
@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-/// All shares of each batch, one after the other.
+/// Computes all shares of each batch, one after the other.
 template <class Model, int Shares>
 class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
  public:

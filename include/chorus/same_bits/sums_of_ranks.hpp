@@ -1,5 +1,5 @@
 #pragma once
-/// Sums of canonical shares of several ranks, added up in the order of the tree.
+/// Adds up the canonical shares' sums of several ranks in the order of the tree.
 
 #include <algorithm>
 #include <chorus/same_bits/gradient_tree.hpp>
@@ -9,7 +9,7 @@
 
 namespace chorus::same_bits {
 
-/// The sums that each rank has of a batch of so many samples: none where its shares have no samples.
+/// By rank: its sums of a batch of that many samples; none if its shares have no samples.
 inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, std::size_t ranks, std::size_t batch) {
   const std::size_t used = std::min(shares, batch);
   std::vector<std::vector<ShareRange>> sums;
@@ -20,8 +20,8 @@ inline std::vector<std::vector<ShareRange>> sums_of_ranks(std::size_t shares, st
   return sums;
 }
 
-/// Adds up what ranks have, in place; `total` gets the result. `numbers(rank, k)`: where the k-th sum of a rank lies,
-/// asked for from left to right.
+/// Adds up the ranks' sums in place, with the result in `total`. `numbers(rank, k)`: the address of a rank's k-th sum;
+/// called from left to right.
 template <Device D, class Numbers>
 void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers& numbers, D device, DType dtype,
             std::size_t count, std::byte* total) {

@@ -1,6 +1,6 @@
-// Lab 2: a solution, to stand where the student's `Mine` does.
+// Lab 2: a solution that replaces the student's `Mine`.
 
-/// `first`: which chunk rank 0 sends first.
+/// `first`: the chunk that rank 0 sends first.
 inline void go_around(ch::comm::AnyCommunicator& ranks, std::span<float> data, std::size_t first) {
   const auto n = static_cast<std::size_t>(ranks.size()), me = static_cast<std::size_t>(ranks.rank());
   if (n == 1) return;

@@ -1,4 +1,4 @@
-// Lab 3: a solution, to stand where the student's `Mine` does.
+// Lab 3: a solution that replaces the student's `Mine`.
 
 struct Solution {
   static overlap_lab::Caps caps() { return {1, 8}; }

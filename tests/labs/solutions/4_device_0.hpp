@@ -1,4 +1,4 @@
-// Lab 4: a solution, to stand where the student's `Mine` does.
+// Lab 4: a solution that replaces the student's `Mine`.
 
 struct Solution {
   template <class D>

@@ -1,4 +1,4 @@
-// Lab 6: a solution, to stand where the student's `Mine` does.
+// Lab 6: a solution that replaces the student's `Mine`.
 
 struct Solution {
   static void average(ch::comm::AnyCommunicator& ranks, std::span<double> parameters) {

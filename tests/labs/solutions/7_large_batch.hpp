@@ -1,6 +1,6 @@
-// Lab 7: a solution, to stand where the student's `Mine` does.
+// Lab 7: a solution that replaces the student's `Mine`.
 
-/// From `from` to `to` times the rate of small batches in so many epochs.
+/// From `from` to `to` times the rate of small batches within `epochs` epochs.
 inline double ramp(const large_batch_lab::Plan& plan, int step, double from, double to, int epochs) {
   const double done = static_cast<double>(step) / (epochs * plan.steps_an_epoch);
   return plan.base_rate * (done < 1 ? from + (to - from) * done : to);

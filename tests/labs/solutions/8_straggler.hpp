@@ -1,6 +1,6 @@
-// Lab 8: a solution, to stand where the student's `Mine` does.
+// Lab 8: a solution that replaces the student's `Mine`.
 
-/// All that one has waited.
+/// The total time that a rank has waited.
 inline double sum(const std::vector<double>& waits) { return std::accumulate(waits.begin(), waits.end(), 0.0); }
 
 struct Solution {

@@ -3,9 +3,9 @@
 #include "bytes.hpp"
 
 struct Mine {
-  /// data := the sum of all ranks' data, added in the order of ranks. Every rank sends its numbers to every other one:
-  /// `ranks.send(std::span(numbers), to, {.traffic = ch::trace::Traffic::gradients})` and `ranks.recv(span, from)`.
-  /// If all ranks send first and the numbers don't fit the queues between them, each rank waits for a rank that waits.
+  /// data := the sum of all ranks' data, added in rank order. Every rank sends its numbers to every other one:
+  /// `ranks.send(std::span(numbers), to, {.traffic = ch::trace::Traffic::gradients})` and `ranks.recv(span, from)`. If
+  /// all ranks send first and the numbers don't fit the queues, each rank waits for a rank that also waits.
   static void all_send_all(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
     static_cast<void>(ranks);
     static_cast<void>(data);

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 1 measures: a step under each policy, on 2, 3, 4 and 8 devices.
+/// Measurements of lab 1: a step under each policy, on 2, 3, 4 and 8 devices.
 
 #include <chorus/parallel/parameter_server.hpp>
 #include <numeric>
@@ -10,7 +10,7 @@ namespace bytes_lab {
 
 inline constexpr const char* title = "Lab 1: bytes on the wire, a step";
 
-/// `count` numbers; each parameter can be cut into 2, 3, 4 and 8 equal chunks.
+/// The number of parameters; each can be cut into 2, 3, 4 and 8 equal chunks.
 constexpr std::size_t count = 554'880;
 template <class D>
 struct Net : ch::nn::Module {
@@ -23,7 +23,7 @@ using ch::trace::Traffic;
 
 inline double sent(int device, Traffic kind) { return static_cast<double>(ch::trace::bytes_sent(device, kind)); }
 
-/// Two steps of training, of which the second one is counted. `meet()` is called between them by all.
+/// Two training steps; the second one is counted. All ranks call `meet()` between them.
 template <class Policy, class Meet>
 void train(Policy& net, ch::Index samples, const Meet& meet) {
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.01}};
@@ -50,8 +50,8 @@ void train_ranks(int n) {
   });
 }
 
-/// What each rank has, by rank. Sums of these are rounded, so that the order of additions shows; the numbers themselves
-/// are made once, so that no compiler rounds them in two ways.
+/// The numbers of each rank. Their sums are rounded, so that the order of additions shows. They are computed once, so
+/// that all uses have the same bits.
 inline std::vector<std::vector<float>> numbers_of(int ranks) {
   std::vector<std::vector<float>> all(static_cast<std::size_t>(ranks), std::vector<float>(count));
   for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -60,7 +60,7 @@ inline std::vector<std::vector<float>> numbers_of(int ranks) {
   return all;
 }
 
-/// Judges what the student's function leaves on n ranks, and what it sends. Returns whether it came to its end.
+/// Checks the result of the student's function on n ranks, and the bytes it sends. Returns whether it ended.
 template <class Student>
 bool judge(lab::Lab& lab, int n) {
   const auto name = [n](const char* what) { return ch::cat(n, " devices: ", what); };

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 2 asks of an all-reduce: the ring's bits, its bytes, and an end.
+/// The requirements of lab 2 on an all-reduce: the ring's bits, its bytes, and that it ends.
 
 #include <atomic>
 #include <cstring>
@@ -10,18 +10,18 @@ namespace ring_lab {
 
 inline constexpr const char* title = "Lab 2: write the ring";
 
-/// Rank r's number i: none of their sums is exact, so that the order of additions shows.
+/// Rank r's number i: no sum of these is exact, so that the order of additions shows.
 inline float number_of(int rank, std::size_t i) {
   return 1.0f / (1.0f + static_cast<float>((i * 31 + static_cast<std::size_t>(rank) * 17) % 1009));
 }
 
-/// What each rank has after `all_reduce`, the ranks' bytes, and how often rank 0 has sent.
+/// The numbers of each rank after `all_reduce`, the ranks' bytes, and the number of rank 0's messages.
 struct Outcome {
   std::vector<std::vector<float>> numbers;
   std::vector<double> bytes;
   int messages = 0;
 };
-/// The library's, which is what the student's is compared with.
+/// The library's all-reduce, with which the student's is compared.
 inline void library(ch::comm::AnyCommunicator& ranks, std::span<float> data) { ranks.all_reduce(data); }
 
 /// Counts the messages of rank 0.
@@ -41,7 +41,7 @@ Outcome outcome(int n, std::size_t count, const AllReduce& all_reduce,
                 ch::comm::Algorithm algorithm = ch::comm::Algorithm::automatic) {
   Outcome out;
   out.numbers.resize(static_cast<std::size_t>(n));
-  static Messages messages;  // the ranks' threads may tell it late
+  static Messages messages;  // static: the ranks' threads may still call it later
   messages.of_rank_0 = 0;
   ch::trace::reset_traffic();
   ch::trace::listen(&messages);
@@ -61,7 +61,7 @@ Outcome outcome(int n, std::size_t count, const AllReduce& all_reduce,
   return out;
 }
 
-/// Where the student's sums are not the library's, and in which way; empty where they are.
+/// Where and how the student's sums differ from the library's; empty if they don't.
 inline std::string difference(const Outcome& student, const Outcome& library) {
   std::string rounded;
   for (std::size_t rank = 0; rank < student.numbers.size(); ++rank)
@@ -76,12 +76,12 @@ inline std::string difference(const Outcome& student, const Outcome& library) {
   return rounded;
 }
 
-/// Judges the student's function on n ranks. Returns whether it came to its end.
+/// Checks the student's function on n ranks. Returns whether it ended.
 template <class Student>
 bool judge(lab::Lab& lab, int n) {
   std::string sums, bytes;
-  // Chunks of the last count don't fit the queue between two ranks, which has room for 1 MiB: who sends before anybody
-  // receives waits there.
+  // Chunks of the last count don't fit the queue between two ranks, which has room for 1 MiB: if all ranks send first,
+  // they deadlock.
   for (const std::size_t count : {0u, 1u, 7u, 100u, 1001u, 1'000'000u}) {
     if (count > 1001 && n > 2) break;
     Outcome student;

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 3 measures: a step of ResNet-50 on 16 simulated ranks, by the sizes of its buckets.
+/// Measurements of lab 3: a step of ResNet-50 on 16 simulated ranks, by the sizes of its buckets.
 
 #include <chorus/simulate/training.hpp>
 
@@ -16,7 +16,7 @@ struct Caps {
 };
 struct Step {
   double ms, exposed_ms, communication_ms;
-  /// The part of communication in which backward went on.
+  /// The fraction of communication that backward overlapped.
   double hidden() const { return std::max(0.0, 1 - exposed_ms / communication_ms); }
 };
 

@@ -3,7 +3,7 @@
 #include "device_0.hpp"
 
 struct Mine {
-  /// The layer of `Logits`, in a model that returns its loss: the mean of the cross entropy over its samples.
+  /// The layer of `Logits`, in a model that returns its loss: the mean cross entropy over its samples.
   template <class D>
   struct WithLoss : ch::nn::Module {
     ch::nn::Linear<D> fc{device_0_lab::features, device_0_lab::classes, {.bias = false}};

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 4 measures: memory of both devices by kind, with the loss outside of the model and inside.
+/// Measurements of lab 4: memory of both devices by kind, with the loss outside of the model and inside.
 
 #include "../answers.hpp"
 
@@ -8,7 +8,7 @@ namespace device_0_lab {
 inline constexpr const char* title = "Lab 4: what device 0 holds under DataParallel";
 constexpr ch::Index features = 256, classes = 8192, batch = 128;
 
-/// Logits for a batch: [batch, classes], which are large beside everything else.
+/// Logits for a batch: [batch, classes], much larger than all other data.
 template <class D>
 struct Logits : ch::nn::Module {
   ch::nn::Linear<D> fc{features, classes, {.bias = false}};
@@ -19,7 +19,7 @@ struct Logits : ch::nn::Module {
 using ch::trace::Memory;
 inline double held(int device, Memory kind) { return static_cast<double>(ch::trace::memory(device, kind)); }
 
-/// The most activations that a device had while it listened, beside what it had before.
+/// A device's peak of activations while listening, above its level before.
 struct Peaks final : ch::trace::Listener {
   std::array<std::int64_t, 2> now_held{}, most{};
   std::mutex mutex;
@@ -36,18 +36,18 @@ struct Peaks final : ch::trace::Listener {
   }
 };
 
-/// What both devices hold, in bytes.
+/// The memory of both devices, in bytes.
 struct Holding {
   std::array<double, 2> parameters, gradients, optimizer, activations;
 };
-/// Trains two steps on two devices; `loss_of(net, inputs, labels)`.
+/// Trains two steps on two devices; the loss is `loss_of(net, inputs, labels)`.
 template <class Model, class Loss>
 Holding train(Model model, const Loss& loss_of) {
   ch::DataParallel<Model> net{std::move(model), {.device_ids = {0, 1}}};
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
   const auto inputs = ch::Tensor<float, 2>::zeros({batch, features});
   const auto labels = ch::Tensor<std::int64_t, 1>::zeros({batch});
-  static Peaks peaks;  // devices' threads may tell it late
+  static Peaks peaks;  // static: devices' threads may still call it later
   peaks.now_held = peaks.most = {};
   for (int step = 0; step < 2; ++step) {
     if (step == 1) ch::trace::listen(&peaks);
@@ -81,7 +81,7 @@ inline void compare(lab::Lab& lab, const std::string& name, const Holding& holdi
   }
 }
 
-/// The loss that the student's model gives for `samples` samples with inputs and labels of all kinds, and the right
+/// Compares the loss of the student's model for `samples` samples, with inputs and labels of all kinds, with the right
 /// one.
 template <class Net>
 void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {

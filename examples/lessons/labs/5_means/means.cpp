@@ -3,7 +3,7 @@
 #include "means.hpp"
 
 struct Mine {
-  /// gradient := the gradient of the mean over all ranks' samples. It is that of the mean over this rank's `samples`.
+  /// gradient := the gradient of the mean over all ranks' samples. Before: of the mean over this rank's `samples`.
   static void average(ch::comm::AnyCommunicator& ranks, std::span<double> gradient, ch::Index samples) {
     static_cast<void>(ranks);
     static_cast<void>(gradient);

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 5 compares: gradients of uneven shares, averaged, with those of one device.
+/// Comparison in lab 5: averaged gradients of uneven shares, and those of one device.
 
 #include <numeric>
 
@@ -16,7 +16,7 @@ struct Net : ch::nn::Module {
   auto forward(const auto& x) const { return fc2(ch::tanh(fc1(x))); }
 };
 
-/// The gradients of the mean loss over samples `first` to `last` of seven; zeros where there are none.
+/// The gradients of the mean loss over samples `first` to `last` of seven; zeros if there are none.
 inline std::vector<double> gradients(ch::Index first, ch::Index last) {
   ch::SingleDevice<Net<ch::Cpu>> net{Net<ch::Cpu>{}, 1};
   auto x = ch::Tensor<double, 2>::empty({7, 5});
@@ -61,7 +61,7 @@ void run(lab::Lab& lab) {
       const std::lock_guard lock(mutex);
       for (std::size_t i = 0; i < whole.size(); ++i) {
         const double difference = std::abs(gradient[i] - whole[i]);
-        if (!(difference <= apart)) apart = difference;  // a NaN, too
+        if (!(difference <= apart)) apart = difference;  // also for a NaN
       }
     };
     if (!lab.run(name, [&] { lab::on_ranks(static_cast<int>(shares.size()), average, std::chrono::seconds(3)); }))

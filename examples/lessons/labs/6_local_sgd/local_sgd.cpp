@@ -3,7 +3,7 @@
 #include "local_sgd.hpp"
 
 struct Mine {
-  /// parameters := the mean of all ranks' parameters, the same bits on every rank, for 2(N-1)/N of their bytes a rank.
+  /// parameters := the mean of all ranks' parameters, bit-identical on all ranks, for 2(N-1)/N of their bytes per rank.
   static void average(ch::comm::AnyCommunicator& ranks, std::span<double> parameters) {
     static_cast<void>(ranks);
     static_cast<void>(parameters);

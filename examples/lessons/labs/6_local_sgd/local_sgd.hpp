@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 6 compares: local SGD with periods of 1, 4 and 16 steps with DistributedDataParallel, under three
+/// Comparison in lab 6: local SGD with periods of 1, 4 and 16 steps, and DistributedDataParallel, under three
 /// optimizers.
 
 #include "../answers.hpp"
@@ -30,7 +30,7 @@ inline std::span<double> numbers(const ch::nn::NamedParameter<ch::Cpu>& p) {
   return {static_cast<double*>(p.parameter->value_data()), static_cast<std::size_t>(p.parameter->count())};
 }
 
-/// A step's gradients on this rank's two samples of a batch of six. Batches are the same in all runs.
+/// A step's gradients for this rank's two samples of a batch of six. Batches are the same in all runs.
 template <class Policy>
 void backward(Policy& net, int rank, int step) {
   auto x = ch::Tensor<double, 2>::empty({2, 32});
@@ -68,8 +68,8 @@ inline std::vector<double> train_ddp(const std::string& name) {
   });
   return out;
 }
-/// The same where ranks step by themselves, and `Average::average` is called every `period` steps. `sent`: what rank 0
-/// has sent then.
+/// The same if ranks step by themselves, and `Average::average` is called every `period` steps. `sent`: the bytes that
+/// rank 0 has sent.
 template <class Average>
 std::vector<double> train_local(const std::string& name, int period, double& sent) {
   std::vector<double> out;
@@ -94,13 +94,13 @@ std::vector<double> train_local(const std::string& name, int period, double& sen
 inline double farthest(const std::vector<double>& a, const std::vector<double>& b) {
   double apart = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
-    if (const double difference = std::abs(a[i] - b[i]); !(difference <= apart)) apart = difference;  // a NaN, too
+    if (const double difference = std::abs(a[i] - b[i]); !(difference <= apart)) apart = difference;  // also for a NaN
   return apart;
 }
-/// Whether two trainings end alike, but for rounding.
+/// Whether two trainings end with equal parameters, up to rounding.
 inline bool near(const std::vector<double>& a, const std::vector<double>& b) { return farthest(a, b) < 1e-9; }
 
-/// Judges what the student's function leaves, and what it sends.
+/// Checks the result of the student's function, and the bytes it sends.
 template <class Student>
 void judge(lab::Lab& lab) {
   constexpr std::size_t count = 3000;

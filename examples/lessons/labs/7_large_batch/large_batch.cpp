@@ -3,8 +3,8 @@
 #include "large_batch.hpp"
 
 struct Mine {
-  /// The rate of a step, counted from 0. `plan.base_rate` suits batches of `plan.base_batch`. Batches have
-  /// `plan.batch` samples. The training has `plan.epochs` epochs of `plan.steps_an_epoch` steps.
+  /// The rate of a step, counted from 0. `plan.base_rate` suits batches of `plan.base_batch` samples. Here batches have
+  /// `plan.batch` samples, in `plan.epochs` epochs of `plan.steps_an_epoch` steps.
   static double rate(const large_batch_lab::Plan& plan, int step) {
     static_cast<void>(plan);
     static_cast<void>(step);

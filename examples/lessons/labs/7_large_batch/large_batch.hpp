@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 7 trains: generated digits in batches of 8 on one device, and of 128 on 4 ranks, at several rates.
+/// The trainings of lab 7: generated digits in batches of 8 on one device, and of 128 on 4 ranks, at several rates.
 
 #include <algorithm>
 #include <array>
@@ -15,9 +15,9 @@ constexpr int epochs = 20, seeds = 5;
 constexpr ch::Index small_batch = 8, large_batch = 128;
 constexpr int ranks_of_large_batch = 4;
 
-/// What the rate of a step may depend on.
+/// The inputs to a step's rate.
 struct Plan {
-  double base_rate;  // that suits batches of `base_batch` samples
+  double base_rate;  // suits batches of `base_batch` samples
   ch::Index base_batch, batch;
   int steps_an_epoch, epochs;
   int steps() const { return epochs * steps_an_epoch; }
@@ -26,7 +26,7 @@ inline Plan plan_for(ch::Index batch) {
   return {0.1, small_batch, batch, static_cast<int>(train_images / batch), epochs};
 }
 
-/// Nothing in it normalises.
+/// A model without normalisation.
 template <class D>
 struct Net : ch::nn::Module {
   ch::nn::Linear<D> fc1{pixels, 48}, fc2{48, 48}, fc3{48, classes};
@@ -51,7 +51,7 @@ inline Model start(int seed) {
   return model;
 }
 
-/// Images, [count, pixels], and what the model is to answer: 1 for the right class, and 0 for the others.
+/// Images, [count, pixels], and target outputs: 1 for the right class, 0 for the others.
 struct Samples {
   ch::Tensor<float, 2> images, answers;
 };
@@ -84,7 +84,7 @@ inline Samples take(const Samples& from, std::span<const ch::Index> which) {
   return out;
 }
 
-/// How many of the test images a model names, in %. One whose numbers are not finite names none.
+/// The percentage of test images that a model classifies correctly; 0 if its outputs are not finite.
 inline double accuracy(const Model& model) {
   const ch::NoGrad no_grad;
   const auto output = model.forward(test_set().images).value();
@@ -141,9 +141,9 @@ double train_large(const Rate& rate) {
   return sum / seeds;
 }
 
-/// 2 / the largest curvature of the loss at a model's parameters. Gradient descent at a higher rate than that goes up
-/// on the other side of the steepest valley, and farther up with each step. By power iteration; the curvature along a
-/// direction is the difference of two gradients.
+/// 2 / the largest curvature of the loss at a model's parameters. At a higher rate gradient descent overshoots the
+/// steepest valley, and farther with each step. Uses power iteration; the curvature along a direction is the difference
+/// of two gradients.
 inline double stable_rate(ch::SingleDevice<Model>& net) {
   std::vector<ch::Index> first(1024);
   std::iota(first.begin(), first.end(), 0);
@@ -184,16 +184,16 @@ inline double stable_rate(ch::SingleDevice<Model>& net) {
       direction[at] = change;
     }
   }
-  gradient(0);  // puts the parameters back
+  gradient(0);  // restores the parameters
   return 2 / curvature;
 }
 
-/// A rate that is `times` that of small batches in each step.
+/// A constant rate, `times` that of small batches.
 inline auto at_once(double times) {
   return [times](const Plan& plan, int) { return times * plan.base_rate; };
 }
 
-/// What needs no student's code.
+/// Measurements that don't depend on the student's code.
 struct Measured {
   double small = train_small(at_once(1)), as_it_was = train_large(at_once(1)), four_times = train_large(at_once(4)),
          sixteen_times = train_large(at_once(16)), warmed_up = train_large(answers::warm_up(5));

@@ -1,5 +1,5 @@
 #pragma once
-/// What lab 8 simulates: 64 ranks of which one is slow, a ring of 4,096, and a choice for 64 on machines of 8.
+/// Simulations of lab 8: 64 ranks of which one is slow, a ring of 4,096, and a choice for 64 ranks on machines of 8.
 
 #include <algorithm>
 #include <chorus/simulate/training.hpp>
@@ -18,7 +18,7 @@ struct Choice {
   double cap_mib;
 };
 
-/// ResNet-50, whose forward pass takes a third of `compute` seconds.
+/// ResNet-50; its forward pass takes a third of `compute` seconds.
 inline ch::simulated::Training resnet50(double compute, double cap_mib) {
   const auto model = ch::simulated::model_named("resnet50");
   ch::simulated::Training training{.forward = compute / 3, .backward = compute * 2 / 3};
@@ -28,7 +28,7 @@ inline ch::simulated::Training resnet50(double compute, double cap_mib) {
   return training;
 }
 
-/// Seconds that each rank has waited in each of `steps` steps, of 64 ranks of which `slow` is.
+/// Seconds that each of 64 ranks waits in each of `steps` steps, if rank `slow` is slow.
 inline std::vector<std::vector<double>> waits(int slow, int steps) {
   simulated::SimulationOptions options;
   options.ranks = 64;
@@ -48,7 +48,7 @@ inline std::vector<std::vector<double>> waits(int slow, int steps) {
   return waited;
 }
 
-/// A step of 64 ranks on machines of 8, each of which has one port.
+/// The time of a step of 64 ranks on machines of 8, with one port per machine.
 inline double step_ms(const Choice& choice) {
   simulated::SimulationOptions options;
   options.ranks = 64;
@@ -57,7 +57,7 @@ inline double step_ms(const Choice& choice) {
   return 1e3 * ch::simulated::simulate_training(options, resnet50(0.12, choice.cap_mib), 1).step;
 }
 
-/// What needs no student's code.
+/// Measurements that don't depend on the student's code.
 struct Measured {
   double ring_ms, tree_ms, best_ms = 1e9;
   std::string grid;
@@ -90,7 +90,7 @@ inline const Measured& measured() {
 template <class Student>
 void run(lab::Lab& lab) {
   const Measured& by_lab = measured();
-  constexpr double apart = 0.005;  // ms: less than what a call takes to begin, or one more hop
+  constexpr double apart = 0.005;  // ms: less than a call's start-up time or one more hop
   lab.compare("ring, 4096 ranks, one number, in ms", by_lab.ring_ms, apart,
               "How many hops are there, and how long does a call take to begin?");
   lab.compare("a tree there and back, 4096 ranks, one number, in ms", by_lab.tree_ms, apart,

@@ -11,7 +11,7 @@
 
 namespace chorus::comm {
 
-/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds a rank has news of 2^k others.
+/// Dissemination (Hensgen, Finkel and Manber, 1988): after k rounds each rank has heard from 2^k others.
 inline void dissemination_barrier(const Collective& c) {
   for (int distance = 1; distance < c.size(); distance *= 2) {
     detail::relay(c, {.to = c.neighbour(distance)}, 0);
@@ -19,9 +19,15 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
+<<<<<<< HEAD
 /// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
 /// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
 [[gnu::cold]] inline void monitored_barrier(const Collective& c) {
+=======
+/// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
+/// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
+inline void monitored_barrier(const Collective& c) {
+>>>>>>> w_text2
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);

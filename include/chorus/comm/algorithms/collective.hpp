@@ -14,7 +14,7 @@
 
 namespace chorus::comm {
 
-/// One rank's part in one collective. Its ranks form a ring: each has a place in it, and two neighbours.
+/// One rank's part in one collective. The ranks form a ring, in which each has a position and two neighbours.
 struct Collective {
   Transport& link;
   const Envelope& call;
@@ -26,14 +26,14 @@ struct Collective {
   const std::byte* data = nullptr;                ///< the beginning of the call's numbers, for traces
   std::size_t extent = 0;                         ///< their number of bytes
   trace::Lane lane = trace::Lane::communication;  ///< of its steps
-  int own = members.empty()                       ///< this rank's place in the ring
+  int own = members.empty()                       ///< this rank's position in the ring
                 ? link.rank
                 : static_cast<int>(std::find(members.begin(), members.end(), link.rank) - members.begin());
 
   int size() const { return members.empty() ? link.size : static_cast<int>(members.size()); }
-  /// This rank's place in the ring, or the one `steps` further on; negative: further back.
+  /// This rank's position in the ring, or that of the rank `steps` further on (negative: further back).
   int place(int steps = 0) const { return ((own + steps) % size() + size()) % size(); }
-  /// The rank at that place.
+  /// The rank at that position.
   int neighbour(int steps) const {
     return members.empty() ? place(steps) : members[static_cast<std::size_t>(place(steps))];
   }
@@ -42,11 +42,11 @@ struct Collective {
   void sent(int to, std::size_t bytes) const {
     if (link.counts_bytes) trace::sent(name(link.rank), name(to), traffic, bytes);
   }
-  /// Numbers of a chunk that can be under way at once. Half a queue: a whole chunk fits while its receiver still reads
-  /// the one before, so there is no circle of ranks that wait for room.
+  /// The largest chunk, in numbers, that may be under way. Half a queue: a whole chunk fits while its receiver still
+  /// reads the previous one, so no ring of ranks waits for room.
   std::size_t longest_chunk() const { return link.queue_pieces / 2 * (link.piece_bytes / reduction.element); }
-  /// Numbers of each piece of `count` but the last: half a queue of pieces, so that both ends work at once, and long
-  /// enough to be worth a transfer.
+  /// The numbers per piece of `count`: half a queue of pieces, so that both ends work at once, and pieces long enough
+  /// to be worth a transfer.
   std::size_t longest_piece(std::size_t count) const {
     const auto pieces = link.queue_pieces / 2, most = link.piece_bytes / reduction.element;
     return std::clamp((count + pieces - 1) / pieces, std::min(most, 32 * 1024 / reduction.element), most);
@@ -57,15 +57,15 @@ namespace detail {
 
 inline constexpr int nobody = -1;
 
-/// One rank's work on one chunk. value = (the numbers `from` a rank) (+) scale * `mine`, or the only one of them that
-/// is given. The value goes `to` the next rank, into `store`, or both. Without numbers, `mine` and `store` may be null.
+/// One rank's work on one chunk. value = (numbers received `from` a rank) (+) scale * `mine`, or whichever of the two
+/// is given. The value goes `to` the next rank, into `store`, or both. For zero numbers `mine` and `store` may be null.
 struct Step {
   int from = nobody, to = nobody;
   const std::byte* mine = nullptr;
   std::byte* store = nullptr;
 };
 
-/// The next piece from a rank, which has to belong to the same call. Throws LinkError with the name of the other call.
+/// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
   check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
@@ -74,16 +74,16 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   return piece;
 }
 
-/// Tells the listener about a step of this rank, which began at `begin`, with the chunk `m` of `count` numbers. The
-/// rank now has, or has sent, `value` among these.
+/// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
+/// now has, or has sent, `value` for them.
 [[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
   if (m.from != nobody) args.field("from", c.name(m.from));
   if (m.to != nobody) args.field("to", c.name(m.to));
-  // The address tells the number of the chunk. If a chunk starts elsewhere, its place of storage tells it.
-  const auto offset_of = [&](const std::byte* place) {  // nothing of the call's: far away
+  // The address gives the chunk's offset; if the chunk is elsewhere, the address of its destination does.
+  const auto offset_of = [&](const std::byte* place) {  // outside of the call's data: huge
     return reinterpret_cast<std::uintptr_t>(place) - reinterpret_cast<std::uintptr_t>(c.data);
   };
   const auto offset = offset_of(offset_of(m.store) < c.extent ? m.store : m.mine);
@@ -107,8 +107,8 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
   listener.span({c.name(c.link.rank), c.lane, "ring", name, begin, listener.now(), args.fields()});
 }
 
-/// Moves `count` numbers, piece by piece: while one piece is being added here, the neighbour writes the next one. An
-/// empty chunk travels as one empty piece, so that a mismatch of calls is always found.
+/// Moves `count` numbers piece by piece: while this rank adds one piece, its neighbour writes the next. An empty chunk
+/// is sent as one empty piece, so that a mismatch of calls is always found.
 inline void relay(const Collective& c, Step m, std::size_t count) {
   const auto element = c.reduction.element, per_piece = c.longest_piece(count);
   auto* const listener = c.link.step_listener != nullptr ? c.link.step_listener : trace::listening();
@@ -119,7 +119,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     const std::byte* in = m.from == nobody ? nullptr : receive(c, m.from, bytes, m.mine ? nullptr : m.store).data;
     const std::byte* value = m.mine ? m.mine : in;
     std::byte* slot = nullptr;
-    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // made here: where it is stored, else in the slot
+    if (n != 0 && m.mine && (in || c.reduction.scale != 1)) {  // computed into its destination, else into the slot
       std::byte* const out = m.store ? m.store : slot = c.link.acquire(m.to);
       if (in) {
         c.reduction.combine_products(out, in, 1, m.mine, c.reduction.scale, n);

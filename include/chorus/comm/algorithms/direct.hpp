@@ -17,7 +17,7 @@ inline constexpr std::size_t direct_queue_pieces = 7;
 
 namespace detail {
 
-/// rank 0's number stands on the left of the operator on both sides, so that they get the same bits.
+/// rank 0's number is the left operand on both ranks, so that they get the same bits.
 inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto& reduction = c.reduction;
   const auto element = reduction.element, per_piece = c.longest_piece(count);
@@ -27,7 +27,7 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   const auto send = [&] {
     const auto n = std::min(count - sent, per_piece), bytes = n * element;
     const auto mine = data + sent * element, slot = c.link.acquire(peer);
-    // Both sides round the product before they add: a fused multiply-add on one of them would give it other bits.
+    // Both ranks round the product before they add: a fused multiply-add on one of them would give other bits.
     if (reduction.scale != 1) reduction.scaled(mine, mine, n, reduction.scale);
     c.link.fill(peer, slot, mine, bytes);
     c.link.publish(peer, c.call, bytes);
@@ -46,13 +46,13 @@ inline void exchange_all_reduce(const Collective& c, std::byte* data, std::size_
   } while (done < count);
 }
 
-/// One block of data, of which each rank owns at most a piece.
+/// One block of data, of which each rank owns at most one piece.
 class DirectBlock {
  public:
   DirectBlock(const Collective& c, std::byte* data, std::size_t count)
       : c_(c), data_(data), count_(count), element_(c.reduction.element) {}
 
-  /// To every owner its chunk.
+  /// Sends each owner its chunk.
   void contribute() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -62,11 +62,11 @@ class DirectBlock {
     }
   }
 
-  /// Adds the contributions to this rank's own chunk, and sends the sum to all. The sum grows in the slot of the first.
+  /// Adds the contributions to this rank's own chunk and sends the sum to all. It is built in the first peer's slot.
   void reduce() const {
     const auto own = length(rank()), bytes = own * element_;
     const double scale = c_.reduction.scale;
-    // The others have done the same with their own chunks: the sum does not depend on the owner.
+    // The others have scaled their own chunks, too: the sum does not depend on the owner.
     if (scale != 1) c_.reduction.scaled(at(rank()), at(rank()), own, scale);
     const int first = rank() == 0 ? 1 : 0;
     std::byte* const sum = c_.link.acquire(first);
@@ -90,7 +90,7 @@ class DirectBlock {
       if (to != rank()) send(to, own);
   }
 
-  /// The other owners' sums.
+  /// Receives the other owners' sums.
   void collect() const {
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == rank()) continue;
@@ -130,7 +130,7 @@ inline void direct_all_reduce(const Collective& c, std::byte* data, std::size_t 
     return detail::DirectBlock(c, data + i * longest * element, std::min(longest, count - i * longest));
   };
   // Three blocks are under way at once. Up to 7 pieces wait in a queue: chunks and sums of blocks that a slower rank
-  // has not read yet. With room for them there is no circle of waiting ranks.
+  // has not read yet. With room for them no ring of ranks waits for room.
   check<LinkError>(c.link.queue_pieces >= direct_queue_pieces, "direct_all_reduce: queues of ", c.link.queue_pieces,
                    " pieces");
   for (std::size_t i = 0; i < blocks + 2; ++i) {

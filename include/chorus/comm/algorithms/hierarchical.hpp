@@ -1,11 +1,11 @@
 #pragma once
 /// `hierarchical_all_reduce`: within machines first, then once between them.
 ///
-/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (R - 1 links carry
-/// D each). The leaders do a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the sums back (D
-/// a link). Between machines 2 (M - 1) D cross in all, for any R. A flat ring of n = M R ranks has 2 (n - 1) / n D on
-/// each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is latency: 2 (M - 1) + 1 slow
-/// steps instead of 2 (n - 1). The price is D, not D / n, on each link inside.
+/// For D bytes on M machines: in each machine of R ranks a chain sums to the lowest rank, the leader (each of R - 1
+/// links carries D). The leaders run a ring all-reduce (each sends 2 (M - 1) / M D), and the same chain carries the
+/// sums back (D per link). Between machines 2 (M - 1) D are sent in total, for any R. A flat ring of n = M R ranks
+/// sends 2 (n - 1) / n D on each of its M crossings, about M / (M - 1) times as much for many ranks. The gain is
+/// latency: 2 (M - 1) + 1 slow steps instead of 2 (n - 1). The cost is D, not D / n, on each link inside a machine.
 
 #include <chorus/comm/algorithms/ring.hpp>
 #include <unordered_set>
@@ -35,7 +35,7 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
   const Collective across{c.link, c.call, plain, c.traffic, leaders};
   const int before = inside.neighbour(-1), after = inside.neighbour(1);
   const auto element = c.reduction.element;
-  // The chains below use other links than other collectives: neighbours in the ring first name their call.
+  // The chains use other links than other collectives: so neighbours in the ring first compare their calls.
   detail::relay(c, {.to = c.neighbour(1)}, 0);
   detail::relay(c, {.from = c.neighbour(-1)}, 0);
   do {

@@ -1,12 +1,12 @@
 #pragma once
 /// Collectives of a few ranks that work directly in each other's memory, without a copy into a queue.
 ///
-/// Every rank tells the others the place of its data. In an all-reduce it then sums its own chunk, reading that chunk
-/// of all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes
-/// as much to them: the ring's traffic. But nothing is copied twice, and nobody waits before the end. A number's sum is
-/// rounded once, in the order of ranks, on any rank. So if two ranks compute meanwhile, the faster one can own all of
-/// it: the other one, for which it would have to wait at the end, loses no time.
-/// that is ahead can own all of it: the other, for which it would have to wait in the end, loses no time.
+/// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
+/// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
+/// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
+/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
+/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
+/// time, since it would have to wait for the sum anyway.
 
 #include <array>
 #include <chorus/comm/algorithms/collective.hpp>
@@ -16,17 +16,17 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's first message to the others.
+/// A rank's first message to the others in a call.
 struct Offer {
   Window window = {};
   double scale = 1;
   std::uint32_t fresh = 0;  ///< 1: the window is not mapped yet
   std::uint32_t far = 0;    ///< 1: this rank reads another core's memory slowly
-  std::int64_t came = 0;    ///< arrival of the rank, by the machine's clock, in ns
+  std::int64_t came = 0;    ///< arrival time of the rank, by the machine's clock, in ns
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks, the one with time to spare, or none: the one whose program waits while the other's computes. If both
+/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
 /// compute, the one that arrived first.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
@@ -40,7 +40,7 @@ class InPlace {
  public:
   static constexpr int most_ranks = 8;
 
-  /// `or_sent`: sending gives the same numbers, so the speed of reading memory may decide.
+  /// `or_sent`: sending gives the same numbers, so the speed of memory reads may decide between the two.
   InPlace(const Collective& c, std::byte* data, std::size_t bytes, bool or_sent) : c_(c), link_(c.link) {
     if (!link_.reaches_peers) return;
     offers_[at(rank())] = {.window = link_.window(data, bytes), .scale = c.reduction.scale};
@@ -75,21 +75,21 @@ class InPlace {
     agreed_ = mapped && all_near;
   }
 
-  /// Whether the call continues here. All ranks reach the same answer.
+  /// Whether the call continues in place. All ranks reach the same answer.
   bool agreed() const { return agreed_; }
   std::byte* of(int peer) const { return data_[at(peer)]; }
   double scale_of(int peer) const { return offers_[at(peer)].scale; }
 
-  /// The beginnings of the ranks' chunks among `count` numbers. All ranks reach the same answer. Of more than two ranks
-  /// each owns the same amount, since each sends its own chunk to several.
+  /// The beginning of a rank's chunk among `count` numbers, the same on all ranks. With more than two ranks all chunks
+  /// are equal, since each rank writes its chunk to several.
   std::size_t chunk_begin(int owner, std::size_t count) const {
     const int ahead = size() == 2 ? the_one_ahead(offers_[0], offers_[1]) : nobody;
     if (ahead != nobody) return owner > ahead ? count : 0;
     return count * static_cast<std::size_t>(owner) / static_cast<std::size_t>(size());
   }
 
-  /// Returns once all ranks are here: all sums are ready, and nobody reads this rank's data any more. `sent(peer)`:
-  /// bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
+  /// Returns when all ranks are here: all sums are ready, and no rank reads this rank's data any more. `sent(peer)`:
+  /// the bytes of this rank's data that went to `peer`, whichever rank read or wrote them.
   template <class Sent>
   bool done(const Sent& sent) const {
     for_others([&](int peer) { c_.sent(peer, sent(peer)); });
@@ -136,8 +136,8 @@ class InPlace {
   bool agreed_ = false;
 };
 
-/// Work in others' memory proceeds in blocks that fit the first-level cache, and that memcpy moves by vectors. Before
-/// each block the group is checked: a rank that has given up waits for the others to stop, because it needs its memory.
+/// Other ranks' memory is processed in blocks that fit the first-level cache and that memcpy moves with vectors. The
+/// group is checked before each block: a rank that has given up waits until the others no longer use its memory.
 inline constexpr std::size_t block_bytes = 4096;
 
 inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte* in, std::size_t bytes) {
@@ -147,8 +147,8 @@ inline void copy_in_blocks(const Collective& c, std::byte* out, const std::byte*
   }
 }
 
-/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's. `to_all`: every
-/// rank has it at `begin` of its data, too.
+/// out := scale_0 data_0 (+) scale_1 data_1 (+) ..., at `begin` of the data; out may be this rank's data. `to_all`:
+/// also writes the result at `begin` of every rank's data.
 inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* out, std::size_t begin,
                             std::size_t count, bool to_all) {
   const auto& reduction = c.reduction;
@@ -173,7 +173,7 @@ inline void reduce_in_place(const Collective& c, const InPlace& all, std::byte* 
   }
 }
 
-/// Marks a scope that works in others' memory, and measures its time; it reads and writes `bytes` of it.
+/// Marks a scope that reads and writes `bytes` of other ranks' memory, and measures its time.
 class WorkInPlace {
  public:
   WorkInPlace(Transport& link, std::size_t bytes) : link_(link), bytes_(bytes) { link_.works_in_place(true); }
@@ -196,7 +196,7 @@ class WorkInPlace {
 /// nothing has changed.
 inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_t count) {
   const auto element = c.reduction.element;
-  // Two numbers have only one sum; of more, the ring makes another in another order.
+  // Two numbers have only one sum; for more ranks, the ring adds in another order.
   const detail::InPlace all(c, data, count * element, c.link.size == 2 && !c.chosen);
   if (!all.agreed()) return false;
   const auto chunk = [&](int owner) { return all.chunk_begin(owner + 1, count) - all.chunk_begin(owner, count); };
@@ -208,7 +208,7 @@ inline bool in_place_all_reduce(const Collective& c, std::byte* data, std::size_
   return all.done([&](int peer) { return (own + chunk(peer)) * element; });
 }
 
-/// all: size * count numbers, of which each rank has its own chunk.
+/// all: size * count numbers; each rank contributes its own chunk.
 inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std::byte* whole, std::size_t count) {
   const auto bytes = count * c.reduction.element;
   const detail::InPlace all(c, const_cast<std::byte*>(mine), bytes, true);
@@ -223,7 +223,7 @@ inline bool in_place_all_gather(const Collective& c, const std::byte* mine, std:
   return all.done([&](int) { return bytes; });
 }
 
-/// whole: size * count numbers; mine: this rank's chunk of their reduction, which may lie in its place in `whole`.
+/// whole: size * count numbers; mine: this rank's chunk of their reduction, possibly at its place in `whole`.
 inline bool in_place_reduce_scatter(const Collective& c, const std::byte* whole, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, bytes = count * element;
   const auto ranks = static_cast<std::size_t>(c.link.size);

@@ -21,16 +21,16 @@ struct Sum {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
     } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // overflow of signed numbers is undefined
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return static_cast<T>(a + b);
     }
   }
 };
-/// If two numbers are equal, or one is NaN, a comparison selects the number in a certain place. Both orders together
-/// select each of them. Their combined bits are the same in either order: of a zero and a negative zero the negative
-/// one, of anything and a NaN a NaN.
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -41,8 +41,8 @@ struct Min {
       return a < b ? a : b;
   }
 };
-/// In max a zero wins over a negative zero. The difference of both selections removes a wrong sign bit (-0 - -0 = 0).
-/// If both are the same, it is 0.
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
 struct Max {
   template <class T>
   static T apply(T a, T b) {
@@ -82,7 +82,7 @@ void combine(void* out, const void* in, const void* mine, std::size_t count) {
   }
 }
 
-/// x, a product, rounded. With `zero`, a 0 that is unknown to the compiler, it can't be fused with an addition.
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
 template <class T>
 T rounded(T x, unsigned_of<T> zero) {
   return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
@@ -98,7 +98,7 @@ void combine_products(void* out, const void* in, double in_scale, const void* mi
     const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
     const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
     unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // the compiler no longer knows what it is
+    asm("" : "+r"(zero));  // hides the value from the compiler
     for_each_index(count, [=](std::size_t i) {
       const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
       o[i] = Op::template apply<C>(x, y);

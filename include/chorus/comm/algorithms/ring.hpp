@@ -8,11 +8,11 @@
 ///                                 to it, so that it is complete when it comes to rank c
 ///   all-gather, N - 1 steps       the complete chunk c goes around once more, and each rank stores it
 ///
-/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in all over each link. That is less than 2 K for any
-/// number of ranks, and no all-reduce needs fewer. Many ranks cost steps, 2 (N - 1) of them. The order of additions
-/// follows from the chunk, and a chunk's sum is made at one place: all ranks get the same bits, in every run.
+/// In each step a rank sends one chunk: 2 (N - 1) K / N bytes in total on each link. That is less than 2 K for any
+/// number of ranks, and no all-reduce needs less. Many ranks cost many steps, 2 (N - 1). The chunk determines the order
+/// of additions, and its sum is computed at one place: all ranks get the same bits, in every run.
 ///
-/// tests/unit/comm/how_it_works_test.cpp goes through it step by step.
+/// tests/unit/comm/how_it_works_test.cpp shows it step by step.
 
 #include <algorithm>
 #include <chorus/comm/algorithms/collective.hpp>
@@ -22,8 +22,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// A rank's possible actions on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be one
-/// place.
+/// The possible actions of a rank on a chunk of `count` numbers in one step of the ring. `all`, `own` and `mine` may be
+/// the same address.
 struct RingSteps {
   const Collective& c;
   const int next = c.neighbour(1), previous = c.neighbour(-1);
@@ -64,7 +64,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
     // Reduce-scatter: in step s this rank sends the chunk of the rank s before it.
     ring.send(at(-1), length(-1));
     for (int step = 2; step < n; ++step) ring.add_and_send(at(-step), length(-step));
-    // This rank's own chunk is complete with its own numbers, and starts again: the first step of the all-gather.
+    // This rank's chunk is complete after adding its own numbers, and is sent on: the first step of the all-gather.
     ring.add_store_and_send(at(0), length(0));
     for (int step = 1; step < n - 1; ++step) ring.store_and_send(at(-step), length(-step));
     ring.store(at(1), length(1));
@@ -74,7 +74,7 @@ inline void ring_all_reduce(const Collective& c, std::byte* data, std::size_t co
   } while (count != 0);
 }
 
-/// The first half alone. all: N * count numbers; mine: the `count` of this rank, reduced. Bytes sent: (N - 1) / N of
+/// The first half only. all: N * count numbers; mine: the reduced `count` of this rank. Bytes sent: (N - 1) / N of
 /// `all`.
 inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::byte* mine, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -93,7 +93,7 @@ inline void ring_reduce_scatter(const Collective& c, const std::byte* all, std::
   } while (count != 0);
 }
 
-/// The second half alone. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
+/// The second half only. mine: count numbers; all: N * count, every rank's. `mine` may be this rank's place in `all`.
 /// Bytes sent: (N - 1) / N of `all`.
 inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byte* all, std::size_t count) {
   const auto element = c.reduction.element, stride = count * element;
@@ -112,8 +112,8 @@ inline void ring_all_gather(const Collective& c, const std::byte* mine, std::byt
   } while (count != 0);
 }
 
-/// A chain from root to the place before it, piece by piece, so that all links are busy at once. Every rank but the
-/// last sends the whole data once.
+/// A chain from root to the rank before it, piece by piece, so that all links are busy at once. Every rank but the last
+/// sends the whole data once.
 inline void ring_broadcast(const Collective& c, std::byte* data, std::size_t count, int root) {
   const detail::RingSteps ring{c};
   if (c.link.rank == root) return ring.send(data, count);

@@ -1,5 +1,5 @@
 #pragma once
-/// The algorithm for each call: the tables of a communicator over a Transport.
+/// Chooses the algorithm for each call: the tables of a communicator over a Transport.
 
 #include <algorithm>
 #include <chorus/comm/algorithms/bruck.hpp>
@@ -16,8 +16,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// An algorithm, and the cases in which it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data.
-/// `run` returns false if the ranks found that they can't, or should not, use it; then nothing has changed.
+/// An algorithm, and when it is the fastest: `gains(call, bytes)`, with the bytes of one rank's data. `run` returns
+/// false, with data unchanged, if the ranks find that they can't or should not use it.
 template <class... Data>
 struct Row {
   Algorithm algorithm;
@@ -39,24 +39,24 @@ inline bool share_memory(const Transport& link) { return link.reaches_peers && l
 inline bool gains_in_place(const Collective& c, std::size_t bytes) {
   return share_memory(c.link) && bytes > std::size_t{4} << 10;
 }
-/// For more ranks the ring is faster with longer data: its few busy queues stay in the caches. Two ranks exchange
-/// longer data, too, but not if the ring saves copies: it overwrites nothing that has not been sent.
+/// With more ranks the ring is faster for longer data: its few busy queues stay in the caches. Two ranks exchange
+/// longer data, too, unless the ring saves copies, as it does not overwrite data that is still to be sent.
 inline bool gains_directly(const Collective& c, std::size_t bytes) {
   if (c.link.size == 2) return c.link.copies() || bytes <= std::size_t{64} << 10;
   return c.link.size <= 8 && bytes <= std::size_t{256} << 10;
 }
-/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, while the others have 2 of N - 1 messages each
-/// or 2 (N - 1). Two ranks need one round in any case. For gradients and parameters the bytes matter.
+/// Short enough that rounds matter and bytes don't: ceil(log2 N) rounds, where the others take 2 (N - 1) rounds, or 2
+/// with N - 1 messages each. Two ranks need one round anyway. For gradients and parameters bytes matter.
 inline bool reduces_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 2 && c.traffic == trace::Traffic::control && bytes <= 1024 &&
          bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
-/// The ring has N - 1 rounds here; three ranks have two in both.
+/// The ring has N - 1 rounds here; for three ranks both have two.
 inline bool gathers_in_few_rounds(const Collective& c, std::size_t bytes) {
   return c.link.size > 3 && bytes * static_cast<std::size_t>(c.link.size) <= most_bruck_bytes;
 }
 
-// The first row that gains serves a call.
+// The first row whose `gains` is true is used.
 
 inline constexpr Row<std::byte*, std::size_t> all_reduce_rows[] = {
     {Algorithm::hierarchical, &gains_on_machines, always<&hierarchical_all_reduce>},
@@ -75,7 +75,7 @@ inline constexpr Row<const std::byte*, std::byte*, std::size_t> reduce_scatter_r
     {Algorithm::ring, &gains_anywhere, always<&ring_reduce_scatter>},
 };
 
-/// The algorithms that a user can request, and where each is possible.
+/// The algorithms that a user can request, and when each is possible.
 struct Choice {
   Algorithm algorithm;
   bool (*possible)(const Transport&);
@@ -112,9 +112,9 @@ inline constexpr Choice all_reduce_choices[] = {
                     " ranks over ", carrier, " can do: ", possible);
 }
 
-/// Runs the algorithm for the call. If one was `asked` for, that one, or the ring if it can't work with this call's
-/// data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called with the one
-/// that begins.
+/// Runs the fastest algorithm for the call. If one was `asked` for, runs that, or the ring if it can't work with this
+/// call's data: in_place needs memory of the communicator, unless ranks are threads. `note(algorithm)` is called when
+/// one begins.
 template <std::size_t rows, class... Data, class Note>
 void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, const Collective& c, std::size_t bytes,
                  const Note& note, std::type_identity_t<Data>... data) {

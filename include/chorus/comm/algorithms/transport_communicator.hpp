@@ -16,8 +16,8 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Executes one call of this rank with the chosen algorithm, which `note` receives; `names`: the ranks' numbers in the
-/// job, see Collective; `all_reduce`: see World.
+/// Executes one call of this rank with the chosen algorithm, and passes that to `note`. `names`: the ranks' numbers in
+/// the job, see Collective; `all_reduce`: see World.
 template <class Note>
 void run_call(Transport& link, std::span<const int> names, const Call& call, const Envelope& envelope,
               Algorithm all_reduce, const Note& note) {
@@ -100,8 +100,8 @@ class TransportEngine final : public QueuedEngine {
 /// A Communicator over shared memory, TCP or threads.
 class TransportCommunicator : public AnyCommunicator {
  public:
-  /// The rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an all-reduce
-  /// that is impossible there.
+  /// For the rank of `link`; `members`, `all_reduce`, `axis`: see World. Throws UsageError, on all ranks, for an
+  /// all-reduce algorithm that is impossible there.
   explicit TransportCommunicator(std::string_view name, std::unique_ptr<Transport> link,
                                  const std::vector<int>& members = {}, Algorithm all_reduce = Algorithm::automatic,
                                  std::string axis = {})

@@ -1,5 +1,5 @@
 #pragma once
-/// Comparison of calls before any data moves, for engines that carry data without envelopes: MPI and gloo.
+/// Compares calls before any data moves, for engines that carry data without envelopes: MPI and gloo.
 
 #include <chorus/comm/transport/envelope.hpp>
 #include <chorus/core/environment.hpp>

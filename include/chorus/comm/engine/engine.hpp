@@ -26,7 +26,7 @@ constexpr std::string_view name(Op op) {
   return i < std::size(names) ? names[i] : "an unknown operation";
 }
 
-/// A scalar type and an operator, in the view of code that knows only bytes. Pointers are aligned to the scalar type.
+/// A scalar type and an operator, as functions on bytes. Pointers are aligned to the scalar type.
 struct Reduction {
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
@@ -36,7 +36,7 @@ struct Reduction {
   /// numbers.
   void (*combine)(void* out, const void* in, const void* mine, std::size_t count) = nullptr;
   /// out[i] = in_scale * in[i] (+) mine_scale * mine[i]. Products are rounded before the addition, so that any rank may
-  /// multiply: a sum of two numbers has the same bits on every way.
+  /// multiply: a sum of two numbers has the same bits on every path.
   void (*combine_products)(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
                            std::size_t count) = nullptr;
   /// out[i] = scale * mine[i]; `out` may be `mine`. Null: a plain copy.
@@ -52,9 +52,9 @@ struct Call {
   Op op = Op::barrier;
   Reduction reduction;
   trace::Traffic traffic = trace::Traffic::control;
-  std::size_t count = 0;     ///< numbers per rank: of `mine` where there is a `mine`, else of `data`
+  std::size_t count = 0;     ///< numbers per rank: of `mine` if there is a `mine`, else of `data`
   const void* in = nullptr;  ///< this rank's contribution
-  void* out = nullptr;       ///< place of the result; `in` if a call is in place
+  void* out = nullptr;       ///< the result; equals `in` if a call is in place
   int peer = 0;              ///< the root of a broadcast, the other end of a message
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
@@ -64,38 +64,38 @@ struct Call {
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
 };
 
-/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They are executed in
-/// their order. The first failure is final, and every later call throws it.
+/// One rank's end of a group. Its calls have been checked: sizes fit, roots and peers are ranks. They run in order. The
+/// first failure is final: every later call throws it.
 class Engine {
  public:
   /// `names`: see World's `members`.
   Engine(int me, int ranks, std::vector<int> names = {}) : rank(me), size(ranks), members(std::move(names)) {}
-  virtual ~Engine() = default;  ///< finishes its calls, and leaves the group
+  virtual ~Engine() = default;  ///< finishes its calls and leaves the group
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   virtual void now(const Call& call) = 0;
   virtual Work later(const Call& call) = 0;
-  /// See Communicator. From any thread, and while others wait in `now`.
+  /// See Communicator. May be called from any thread, also while others wait in `now`.
   virtual void abort(std::string_view why) noexcept = 0;
   /// The carrier of bytes: `shm`, `tcp`, ...
   virtual std::string_view name() const = 0;
   /// See AnyCommunicator.
   virtual std::shared_ptr<std::byte> allocate(std::size_t) { return nullptr; }
   static constexpr std::chrono::nanoseconds not_measured{-1};
-  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if an engine does not
-  /// know, since they run on streams.
+  /// The total time of calls, from their turn to their end; 0 if none takes time, `not_measured` if calls run on
+  /// streams.
   virtual std::chrono::nanoseconds busy() const { return {}; }
   /// This rank's clock; for a simulated rank its virtual time.
   virtual Clock::time_point time() const { return Clock::now(); }
-  /// The newest calls, one a line, as `flight recorder` prints them; empty if an engine keeps none.
+  /// The newest calls, one per line, as the flight recorder prints them; empty if the engine keeps none.
   virtual std::string record() const { return {}; }
   /// The requested algorithm of its all-reduces, see World.
   virtual Algorithm all_reduce() const { return Algorithm::automatic; }
-  /// The known failure of the group, without waiting; nothing while a call is under way, which will find it by itself.
-  /// From any thread.
+  /// The known failure of the group, without waiting; empty while a call is running, which will find it itself. May be
+  /// called from any thread.
   virtual std::string trouble() { return {}; }
-  /// Runs `start`, which starts a captured step with calls of this engine. `what`, for messages, must live on.
+  /// Runs `start`, which launches a captured step with calls of this engine. `what`, for messages, must outlive it.
   virtual void launch(const char*, const std::function<void()>& start) { start(); }
   /// Whether calls may use memory of a GPU, and then run on streams. Host memory is always allowed.
   virtual bool takes_device_memory() const { return false; }

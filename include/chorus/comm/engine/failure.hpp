@@ -20,7 +20,7 @@ struct Failure {
   }
 };
 
-/// The reason for giving a communicator up, set once and read from any thread.
+/// The reason for aborting a communicator, set once and read from any thread.
 class AbortReason {
  public:
   /// Keeps the first reason; false for later ones.
@@ -30,13 +30,13 @@ class AbortReason {
     try {
       why_ = why;
     } catch (...) {
-      // Without memory there is no reason, but the abort stands.
+      // Without memory the reason is lost, but the abort holds.
     }
     state_.store(written);
     return true;
   }
   explicit operator bool() const { return state_.load(std::memory_order_acquire) == written; }
-  /// Of a reason that is set.
+  /// The reason; requires that it is set.
   const std::string& why() const { return why_; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// `FlightRecorder`: the newest calls of an engine, with their times, for the search of a fault.
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
 #include <algorithm>
 #include <array>
@@ -46,8 +46,8 @@ struct NamedCall {
 /// Its owner holds a lock.
 class FlightRecorder {
  public:
-  /// `engine` stands in lines and file names if a rank has several recorders. So do `members`, see World, of a group
-  /// that is not the whole job: ranks and files have their numbers in the job.
+  /// `engine` is added to lines and file names if a rank has several recorders. So are `members`, see World, if the
+  /// group is not the whole job: ranks and files have their numbers in the job.
   explicit FlightRecorder(int rank, std::string_view engine = {}, const std::vector<int>& members = {})
       : rank_(members.empty() ? rank : members[static_cast<std::size_t>(rank)]), engine_(engine) {
     for (const int member : members) group_ += cat(group_.empty() ? "group_" : "_", member);
@@ -58,7 +58,7 @@ class FlightRecorder {
     entries_[calls_ % entries_.size()] = {call, Entry::runs, Clock::now(), {}};
     return calls_++;
   }
-  /// Updates the record of a call with better knowledge.
+  /// Replaces the record of a call by a more precise one.
   void name(std::uint64_t number, const NamedCall& call) { entries_[number % entries_.size()].call = call; }
   void note(std::uint64_t number, Algorithm by) { entries_[number % entries_.size()].call.algorithm = by; }
   /// The call has ended; returns its duration. Nothing if the call is no longer recorded.
@@ -73,7 +73,7 @@ class FlightRecorder {
   std::uint64_t newest() const { return calls_ - 1; }
   const NamedCall& call(std::uint64_t number) const { return entries_[number % entries_.size()].call; }
 
-  /// A line for each call.
+  /// One line per call.
   [[gnu::cold]] std::string lines() const {
     const auto microseconds = [](Clock::duration time) {
       return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
@@ -97,10 +97,10 @@ class FlightRecorder {
     return out;
   }
 
-  /// The requested place of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
+  /// The destination of records, from CHORUS_FLIGHT_RECORDER: null, or see `dump`.
   static const char* wanted() { return chorus::detail::env("CHORUS_FLIGHT_RECORDER"); }
-  /// Writes the records to the requested place: `stderr`, or a file with that name, followed by the group and the
-  /// engine, if these are named, and this rank's number.
+  /// Writes the records to their destination: `stderr`, or a file of that name plus the group and the engine, if named,
+  /// and this rank's number.
   [[gnu::cold]] void dump() const {
     const char* where = wanted();
     if (where == nullptr) return;
@@ -126,7 +126,7 @@ class FlightRecorder {
   const std::string_view engine_;
   std::string group_;  // `group_2_3`
   const Clock::time_point born_ = Clock::now();
-  std::array<Entry, 64> entries_;  // in turn
+  std::array<Entry, 64> entries_;  // a ring buffer
   std::uint64_t calls_ = 0;
 };
 

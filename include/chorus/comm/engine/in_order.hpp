@@ -1,6 +1,6 @@
 #pragma once
-/// `InOrder`: runs calls one after another, in the caller's thread or, for asynchronous ones, in one background thread.
-/// A waiting caller runs the calls that the background thread has not begun: it is awake, and its core is free.
+/// `InOrder`: runs calls one after another, in the caller's thread or, if asynchronous, in one background thread. A
+/// waiting caller runs the calls that the background thread has not begun: it is awake and its core is free.
 
 #include <atomic>
 #include <chorus/comm/engine/engine.hpp>
@@ -25,8 +25,8 @@ class InOrder final : public Progress {
   /// Whether the calling thread only waits for the running call.
   const std::atomic<bool>& caller_waits() const { return caller_waits_; }
 
-  /// Runs `call` after all earlier ones, and returns when it is done; throws its failure. After a failure it runs, too:
-  /// `run` decides to let it fail.
+  /// Runs `call` after all earlier ones, returns when it is done and throws its failure. Runs even after an earlier
+  /// failure: `run` makes it fail.
   void now(const Call& call) {
     std::unique_lock lock(mutex_);
     caller_waits_ = true;
@@ -39,7 +39,7 @@ class InOrder final : public Progress {
   }
 
   /// Runs `call` later, after all earlier ones. Starts the thread at the first call; throws CommError if no thread can
-  /// be had.
+  /// be started.
   std::uint64_t later(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) thread_ = chorus::detail::start_thread("asynchronous calls", [this] { loop(); });
@@ -62,7 +62,7 @@ class InOrder final : public Progress {
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// The result of `ask()`, under the lock, while no call runs or waits; otherwise nothing. From any thread.
+  /// Returns `ask()`, called under the lock, if no call runs or waits; otherwise an empty result. From any thread.
   template <class Ask>
   auto when_idle(const Ask& ask) -> decltype(ask()) {
     const std::lock_guard lock(mutex_);
@@ -91,14 +91,14 @@ class InOrder final : public Progress {
         done_.wait(lock);
     }
   }
-  /// The background thread runs the calls that a caller leaves.
+  /// Wakes the background thread for the calls that a caller leaves.
   void hand_over() {
     if (!running_ && (stopping_ || !calls_.empty())) to_do_.notify_one();
   }
 
   Call next() {
     const Call call = calls_[first_++];
-    if (first_ == calls_.size()) {  // keeps its memory
+    if (first_ == calls_.size()) {  // keeps the vector's memory
       calls_.clear();
       first_ = 0;
     }
@@ -134,7 +134,7 @@ class InOrder final : public Progress {
   const std::function<Failure(const Call&)> run_;
   std::mutex mutex_;
   std::condition_variable to_do_, done_;  // for the background thread; for callers
-  std::vector<Call> calls_;               // those from first_ on wait
+  std::vector<Call> calls_;               // those from first_ on are waiting
   std::size_t first_ = 0;
   std::uint64_t given_ = 0, finished_ = 0;
   Failure failure_;

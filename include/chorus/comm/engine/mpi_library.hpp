@@ -1,7 +1,7 @@
 #pragma once
-/// MPI itself: its start and end, its scalar types, and chorus' reductions as its operators.
+/// The MPI library: its start and end, its scalar types, and chorus' reductions as MPI operators.
 
-#ifndef OMPI_SKIP_MPICXX  // the C++ bindings that MPI has withdrawn
+#ifndef OMPI_SKIP_MPICXX  // MPI's deprecated C++ bindings
 #define OMPI_SKIP_MPICXX
 #endif
 #ifndef MPICH_SKIP_MPICXX
@@ -25,7 +25,7 @@
 namespace chorus::comm::detail {
 
 /// Ends the process, with a message, if the scope has not ended by the deadline: MPI_Init waits for all ranks of the
-/// job, and a rank can't leave it. mpirun then ends the others.
+/// job, and can't be interrupted. mpirun then ends the others.
 class StartBy {
  public:
   explicit StartBy(std::chrono::milliseconds timeout)
@@ -47,7 +47,7 @@ class StartBy {
 /// MPI is initialised at the first use, and finalised when the program ends, unless the program does that itself.
 class MpiLibrary {
  public:
-  /// `timeout`: the first call's limit for the other ranks. Throws UsageError for a value out of range.
+  /// `timeout`: how long the first call waits for the other ranks. Throws UsageError for a value out of range.
   static MpiLibrary& instance(std::chrono::milliseconds timeout = World{}.timeout) {
     check_timeout("mpi", timeout);
     static MpiLibrary library(timeout);
@@ -64,7 +64,7 @@ class MpiLibrary {
     }
     ours_ = !already;
     MPI_Query_thread(&level);
-    // A background call, a call of the caller's thread and an abort may be in MPI at once.
+    // A background call, a call of the caller's thread and an abort may be inside MPI at once.
     check<CommError>(level == MPI_THREAD_MULTIPLE, "mpi: ",
                      already
                          ? "this program has started MPI without MPI_THREAD_MULTIPLE: call MPI_Init_thread with it, "
@@ -97,8 +97,8 @@ inline MPI_Datatype mpi_type(DType dtype) {
   return types[static_cast<std::size_t>(dtype)];
 }
 
-/// Chorus' own reduction as an MPI operator, for the cases that MPI's operators lack: NaN wins in min and max; bool,
-/// bf16, half. And Open MPI's sums of narrow integers saturate if the CPU has such additions; these wrap around.
+/// Chorus' own reduction as an MPI operator, where MPI's operators differ: NaN wins in min and max; bool, bf16, half.
+/// Open MPI's sums of narrow integers saturate if the CPU has such additions; these wrap around.
 template <class T, class How>
 void mpi_combine(void* in, void* inout, int* count, MPI_Datatype*) {
   combine<T, How>(inout, in, inout, static_cast<std::size_t>(*count));

@@ -51,17 +51,17 @@ class QueuedEngine : public Engine {
 
   /// Executes one call, or throws the reason. One thread at a time.
   virtual void run(const Call& call, const Envelope& envelope) = 0;
-  /// Tells the other ranks that this one gives up; soon after that the running call fails. From any thread.
+  /// Tells the other ranks that this one aborts; soon after, the running call fails. From any thread.
   virtual void give_up(const std::string& why) noexcept = 0;
   /// Called after a failed call, in its thread.
   virtual void has_failed() noexcept {}
 
-  /// Finishes all calls. The destructor of a class that overrides `run` begins with it.
+  /// Finishes all calls. The destructor of a class that overrides `run` must call it first.
   void stop() {
     if (getpid() == process_)
       calls_->stop();
     else
-      new auto(calls_);  // a forked child has no such thread, and would wait for one for ever
+      new auto(calls_);  // a forked child has no such thread and would wait for ever
   }
 
   InOrder& calls() const { return *calls_; }
@@ -75,7 +75,7 @@ class QueuedEngine : public Engine {
   bool broken() const { return aborted_ || !failure_.empty(); }
 
  private:
-  /// Returns its failure. The first failure of this rank's own is told to the others.
+  /// Runs a call and returns its failure. Tells the other ranks this rank's first failure.
   Failure carry_out(const Call& call) {
     const Envelope envelope = begin(call);
     auto* const listener = trace::listening();

@@ -8,7 +8,7 @@
 
 namespace chorus::comm {
 
-/// Counts this rank's bytes in a call that runs around a ring, to the next rank. `members`: see World.
+/// Counts this rank's bytes in a call around a ring, to the next rank. `members`: see World.
 inline void count_ring_traffic(const Call& call, int rank, int size, const std::vector<int>& members) {
   const auto n = static_cast<std::size_t>(size), others = n - 1;
   std::size_t numbers = 0;

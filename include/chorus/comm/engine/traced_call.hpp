@@ -16,7 +16,7 @@ namespace chorus::comm {
 struct TracedCall {
   std::string name, args;  ///< args: fields of a JSON object
 
-  /// `members`, see World: of a group that is not the whole job.
+  /// `members`, see World: set if the group is not the whole job.
   [[gnu::cold]] TracedCall(const NamedCall& call, trace::Traffic traffic, std::size_t bytes,
                            const std::vector<int>& members = {}) {
     const auto& envelope = call.envelope;

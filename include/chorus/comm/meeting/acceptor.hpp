@@ -1,5 +1,5 @@
 #pragma once
-/// `Acceptor`: accepts connections from anybody, although only some are wanted.
+/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
 
 #include <sys/resource.h>
 
@@ -17,8 +17,8 @@
 
 namespace chorus::comm {
 
-/// The first message of the accepting side: the number for the other side's proof. Each connection has a new one, so
-/// that an overheard proof is useless.
+/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
+/// so that an overheard proof is useless.
 struct Challenge {
   std::uint64_t magic = 0;
   std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
@@ -43,14 +43,14 @@ struct Accepted {
   }
 };
 
-/// A connecting peer has to send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy
-/// machine time. All peers are heard side by side, and nothing is allocated on their word: a peer that sends garbage,
-/// nothing, or a byte a second delays no other one. At most 1024 connections, and half of this process's limit of
-/// descriptors, are heard at once. At that limit connections older than a quarter of a second are closed; otherwise new
-/// ones are not accepted.
+/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
+/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
+/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
+/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
+/// no new ones are accepted.
 class Acceptor {
  public:
-  /// With `challenge_magic` a Challenge is sent over each connection; if all is `encrypted`, `token` is the key.
+  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
   explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
                     bool encrypted = false, std::string token = {})
       : listener_(listener),
@@ -81,7 +81,7 @@ class Acceptor {
 
   /// The number of connections that ended, or were closed, without a complete hello.
   std::size_t strangers() const { return strangers_; }
-  /// The reason for the last of them, if known.
+  /// The reason of the last such end, if known.
   const std::string& trouble() const { return trouble_; }
 
  private:
@@ -101,8 +101,13 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
+<<<<<<< HEAD
   /// Accepts all connections that wait at the listener. False if some may be left.
   [[gnu::cold]] bool accept_all() {
+=======
+  /// Accepts all connections that wait at the listener. Returns false if some may be left.
+  bool accept_all() {
+>>>>>>> w_text2
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -122,8 +127,13 @@ class Acceptor {
     }
   }
 
+<<<<<<< HEAD
   /// Closes the connections whose time is over; they are in the order of arrival.
   [[gnu::cold]] bool make_room() {
+=======
+  /// Closes the connections whose time is over; they are in order of arrival.
+  bool make_room() {
+>>>>>>> w_text2
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -133,8 +143,13 @@ class Acceptor {
     return some;
   }
 
+<<<<<<< HEAD
   /// Waits until a connection has data. True if it is time to return.
   [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+=======
+  /// Waits until a connection has data. Returns true if `next` must return.
+  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+>>>>>>> w_text2
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));

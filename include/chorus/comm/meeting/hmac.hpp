@@ -1,7 +1,7 @@
 #pragma once
 /// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
-/// launcher can be proved, by showing it: it serves one job on loopback, whose port the launcher held before the ranks
-/// existed.
+/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
+/// the ranks existed.
 
 #include <sys/random.h>
 
@@ -33,7 +33,7 @@ inline void fill_random(std::span<std::byte> bytes) {
   check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
 }
 
-/// Not 0.
+/// A random number, not 0.
 inline std::uint64_t random_key() {
   std::uint64_t key = 0;
   while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
@@ -49,7 +49,7 @@ inline bool provable(std::string_view token) {
          (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
 }
 
-/// The proof for `parts`, one after another, each of a fixed size. Zeros if there is no token.
+/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
 [[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
                                [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
   Mac mac{};
@@ -68,7 +68,7 @@ inline bool provable(std::string_view token) {
   return mac;
 }
 
-/// In a time that does not depend on the place of a difference.
+/// Compares in a time that does not depend on the position of a difference.
 inline bool same(const Mac& a, const Mac& b) {
   unsigned difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);

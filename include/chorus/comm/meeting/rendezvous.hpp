@@ -1,5 +1,5 @@
 #pragma once
-/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same outcome.
+/// How the ranks of a job find each other: rank 0 listens, the others report to it, and all learn the same result.
 /// Their messages are in rendezvous_messages.hpp.
 
 #include <array>
@@ -20,7 +20,7 @@ struct Meeting {
   Backend kind = Backend::tcp;
   std::uint64_t key = 0;                     ///< random, the same on all ranks
   SharedRegion region;                       ///< shm
-  std::array<Address, max_ranks> addresses;  ///< tcp: the place of each rank's `listener`
+  std::array<Address, max_ranks> addresses;  ///< tcp: the address of each rank's `listener`
   Socket listener;                           ///< tcp: where the other ranks connect to this one
   bool encrypted = false;                    ///< tcp: whether it is encrypted
 };
@@ -30,7 +30,7 @@ namespace detail {
 inline constexpr const char* no_shared_memory =
     "shared memory was asked for, but the ranks are on several machines, or belong to several users";
 
-/// The time in which a rank whose connection has ended may return before it counts as gone.
+/// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
 inline void refuse(const Socket& socket, const std::string& why) {
@@ -73,7 +73,7 @@ class Host {
       refuse(accepted.socket, cat(where_, ": ", objection));
       refused_ = objection;
     }
-    acceptor.reset();  // the agreement needs descriptors that strangers may hold
+    acceptor.reset();  // frees descriptors that strangers may hold
     return agree(listener, deadline);
   }
 
@@ -113,7 +113,7 @@ class Host {
       if (at(rank).socket) refuse(at(rank).socket, why);
   }
 
-  /// Gives a rank its place, or the reason for a refusal.
+  /// Accepts a rank, or returns the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
       return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
@@ -184,8 +184,13 @@ class Host {
     return meeting;
   }
 
+<<<<<<< HEAD
   /// If there is none: false, and a notice; an error if it was requested.
   [[gnu::cold]] bool make_region(Meeting& meeting) {
+=======
+  /// Returns false, with a notice, if there is no shared memory; throws if it was requested.
+  bool make_region(Meeting& meeting) {
+>>>>>>> w_text2
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;
@@ -221,7 +226,7 @@ class Host {
   const Backend kind_;
   std::array<Rank, max_ranks> ranks_;
   std::string where_, refused_;
-  std::size_t strangers_ = 0;  ///< connections with another hello
+  std::size_t strangers_ = 0;  ///< connections with an invalid hello
   bool encrypted_ = false;
   bool misled_ = false;  ///< the ranks of other machines, misled by the address's name
 };
@@ -289,7 +294,7 @@ class Host {
       meeting.region = SharedRegion::open(answer.pid, answer.fd, ShmTransport::region_bytes(world.size));
       opened = std::memcmp(meeting.region.data(), &meeting.key, sizeof meeting.key) == 0;
     } catch (const CommError&) {
-      // Rank 0 learns of it and decides for all.
+      // Rank 0 learns the result and decides for all.
     }
     host.send_all(bytes_of(opened), deadline);
     hear(bytes_of(meeting.kind));

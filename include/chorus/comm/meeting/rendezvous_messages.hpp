@@ -7,7 +7,7 @@
 ///
 /// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
 /// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
-/// it knows the token, which itself is never sent, and a proof is good for one connection. Off loopback a token is
+/// it knows the token, which is never sent; a proof is valid for one connection. Outside of loopback a token is
 /// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
 /// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
 /// switches it on for loopback, too.
@@ -56,7 +56,7 @@ struct Answer {
 };
 static_assert(is_message<Answer, 1096>);
 
-/// All of a message but its proof, which comes last.
+/// A message without its proof, which comes last.
 template <class Message>
 std::span<const std::byte> proven(const Message& message) {
   return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
@@ -93,8 +93,8 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   return encrypted;
 }
 
-/// The connecting side follows the other side's challenge. Throws CommError, in the name of `who` and of `there`, if
-/// the other side requires no encryption although it is obligatory.
+/// The connecting side answers the other side's challenge. Throws CommError, naming `who` and `there`, if the other
+/// side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
   check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
@@ -104,7 +104,7 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
-/// The address at which the other ranks can reach this one: its machine's address towards rank 0. Throws CommError.
+/// The address at which the other ranks reach this one: its machine's address towards rank 0. Throws CommError.
 inline Address own_address(const World& world) {
   const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
   if (world.rank == 0) return master;
@@ -118,7 +118,7 @@ inline std::uint64_t fnv_1a(std::string_view text) {
   return hash;
 }
 
-/// The same number for processes that can open each other's memory: one boot of one kernel, one space of process ids.
+/// An id that is equal for processes that can open each other's memory: one boot of one kernel, one pid namespace.
 inline std::uint64_t machine_id() {
   char text[256] = {};
   if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {

@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclAbort`: the end of a failed communicator of NCCL.
+/// `NcclAbort`: aborts a failed communicator of NCCL.
 
 #include <chorus/core/blocked_signals.hpp>
 #include <chrono>
@@ -9,9 +9,9 @@
 
 namespace chorus::comm {
 
-/// Aborts a communicator on a thread of its own. NCCL's abort ends the device's kernels at once, but returns only when
-/// no graph that was captured with the communicator is left. The thread that has to destroy those graphs may be the one
-/// that found the failure, or one that waits for a lock of that thread.
+/// Aborts a communicator in its own thread. NCCL's abort ends the device's kernels at once, but returns only when no
+/// graph that was captured with the communicator exists. The thread that must destroy those graphs may be the one that
+/// found the failure, or one that waits for a lock of that thread.
 template <class Api>
 class NcclAbort {
  public:
@@ -25,11 +25,11 @@ class NcclAbort {
       });
       ended_ = std::move(future);
     } catch (...) {
-      api.abort(comm);  // without a thread there is no other way
+      api.abort(comm);  // without a thread: block
     }
   }
 
-  /// Waits for the end of the abort, if one was begun. After `limit` it returns false, and leaves the thread behind.
+  /// Waits for the end of the abort, if one was begun. After `limit` it returns false and leaves the thread running.
   bool finish(std::chrono::milliseconds limit) noexcept {
     if (!thread_.joinable()) return true;
     const bool ended = ended_.wait_for(limit) == std::future_status::ready;

@@ -21,10 +21,10 @@
 
 namespace chorus::comm {
 
-/// A non-blocking communicator, its stream, the calls in flight on it, in their order, and the first failure: the basis
-/// of NcclQueue. A call stands between two events: one after the compute stream's work that it needs, and one after the
-/// call. NCCL's and CUDA's codes become errors here with rank and call. After the first error the communicator is
-/// aborted, and no other call of it is made. All functions but the constructor are called under the lock.
+/// The basis of NcclQueue: a non-blocking communicator, its stream, the calls in flight, in order, and the first
+/// failure. A call is between two events: one after the compute stream's work that it needs, and one after the call.
+/// NCCL's and CUDA's codes become errors with rank and call. After the first error the communicator is aborted, and no
+/// further calls of it are made. All functions but the constructor are called under the lock.
 template <class Api>
 class NcclCalls {
  protected:
@@ -33,12 +33,12 @@ class NcclCalls {
   using Event = typename Api::Event;
   using RedOp = typename Api::RedOp;
 
-  /// One call, or another event that takes a place in the streams' order.
+  /// One call, or another event with a place in the streams' order.
   struct Call : NamedCall {
     std::uint64_t ticket = 0, number = 0;  // the latter is the recorder's
     Event ready{}, done{};                 // the earliest begin on the stream, and the end
     bool captured = false;
-    bool runs = false;  // `ready` has been reached: from then on the others are waited for
+    bool runs = false;  // `ready` has been reached: the timeout counts from here
     Deadline deadline{};
   };
 
@@ -70,8 +70,8 @@ class NcclCalls {
     return cat("rank ", rank_, ": ", call.text(), ": nccl: ", why);
   }
 
-  /// Gives up if this rank was asked to, or if another one has given up; `call`: this rank's present call, if any. If
-  /// this rank has left the group, and a Work may still be asked, it asks nobody.
+  /// Aborts if this rank was asked to, or if another rank has aborted; `call`: this rank's present call, if any. Does
+  /// nothing if this rank has left the group, when a Work may still be asked.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
@@ -88,8 +88,8 @@ class NcclCalls {
     if (failure_) failure_.raise();
   }
 
-  /// NCCL's result of a call: inside of a group, whose end tells whether it is under way; or of a single call, which
-  /// has to be under way before it returns.
+  /// NCCL's code of a call: inside a group, whose end reports whether it was launched; or of a single call, which must
+  /// be launched before it returns.
   void accept_later(int code, const Call& call) {
     raise_if_failed(call);
     if (code != Api::success && code != Api::in_progress) refuse(code, call);
@@ -126,7 +126,7 @@ class NcclCalls {
 
   void give_up(std::string why, bool timed_out) noexcept {
     failure_ = {std::move(why), timed_out};
-    // This thread's calls of other communicators would wait for the group's end, too.
+    // Otherwise this thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
     in_flight_.clear();
     captured_.clear();
@@ -168,15 +168,15 @@ class NcclCalls {
     check_cuda(call, api_.wait(stream_, call.ready));
   }
 
-  /// The call is under way on `stream`; returns its ticket. NCCL may launch from a thread of its own: an event is
-  /// recorded after a call only once NCCL has accepted it.
+  /// The call has been launched on `stream`; returns its ticket. NCCL may launch from its own thread, so an event is
+  /// recorded only after NCCL has accepted the call.
   std::uint64_t close(Call& call, Stream stream) {
     for (const RedOp& op : operators_) api_.destroy_operator(op, comm_);
     operators_.clear();
     call.done = event();
     check_cuda(call, api_.record(call.done, stream));
     call.ticket = ++issued_;
-    if (!call.captured) recorder_.name(call.number, call);  // of a group, its last call is known by now
+    if (!call.captured) recorder_.name(call.number, call);  // for a group, its last call is known now
     (call.captured ? captured_ : in_flight_).push_back(call);
     change_.notify_all();
     return call.ticket;
@@ -189,7 +189,7 @@ class NcclCalls {
     const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
     if (captured == captured_.end() && flying == in_flight_.end()) {
       if (ticket > finished_ && failure_) failure_.raise();
-      return;  // has ended, or belongs to the group that is being made, which is waited for as a whole
+      return;  // has ended, or belongs to the open group, which is waited for as a whole
     }
     Call call = captured != captured_.end() ? *captured : *flying;
     check_cuda(call, api_.use_device(device_));
@@ -201,19 +201,19 @@ class NcclCalls {
     captured_.erase(captured);
   }
 
-  /// The calls of a failed capture: they never ran, and nobody waits for them.
+  /// Forgets the calls of a failed capture: they never ran, and nothing waits for them.
   void forget_captured() {
     for (const Call& left : captured_) recycle(left);
     captured_.clear();
   }
 
-  /// Whether a call has ended, or never will.
+  /// Whether a call has ended or never will.
   bool has_ended(std::uint64_t ticket) {
-    if (captured_.empty()) inspect();  // a capturing thread may not ask
+    if (captured_.empty()) inspect();  // a capturing thread must not query events
     return finished_ >= ticket || bool(failure_);
   }
 
-  /// Finds the calls that have ended, and faults of those that have not.
+  /// Finds calls that have ended, and errors of calls that have not.
   void inspect() {
     listen(in_flight_.empty() ? nullptr : &in_flight_.front());
     if (failure_ || in_flight_.empty()) return;
@@ -265,18 +265,18 @@ class NcclCalls {
   Failure failure_;
   NcclAbort<Api> abort_;
   AbortReason asked_to_abort_;          // from any thread, without the lock
-  FlightRecorder recorder_;             // calls from their issue until their end is seen
+  FlightRecorder recorder_;             // calls from launch until their end is seen
   bool grouping_ = false;               // between NCCL's group_start and group_end
-  std::condition_variable_any change_;  // something is in flight, or nothing any more
+  std::condition_variable_any change_;  // whether something is in flight has changed
   std::deque<Call> in_flight_;
-  std::vector<RedOp> operators_;  // of the call that is being made
+  std::vector<RedOp> operators_;  // of the call being made
   std::uint64_t issued_ = 0;
 
  private:
   const std::function<void(const Failure&)> tell_;
   const std::function<Failure()> hear_;
   std::vector<Event> events_, spare_;
-  std::deque<Call> captured_;  // until they are waited for, in the same capture
+  std::deque<Call> captured_;  // until they are waited for in the same capture
   std::uint64_t finished_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of the calls it makes.
+/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of NCCL's functions.
 
 #include <chorus/comm/nccl/device_group.hpp>
 #include <chorus/comm/nccl/nccl_queue.hpp>
@@ -13,8 +13,8 @@
 
 namespace chorus::comm {
 
-/// Each device has a communicator of NCCL, a stream for it and a thread that watches it. If one of them gives up, all
-/// others do so within milliseconds.
+/// Each device has an NCCL communicator, its stream, and a thread that watches it. If one of them aborts, all others
+/// abort within milliseconds.
 template <class Api>
 class NcclDeviceGroup final : public DeviceGroup {
  public:
@@ -83,7 +83,7 @@ class NcclDeviceGroup final : public DeviceGroup {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   Failure failure_;  // the first one
-  int failed_ = -1;  // and whose it is
+  int failed_ = -1;  // its device
   std::vector<std::unique_ptr<NcclQueue<Api>>> queues_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of the calls it makes.
+/// `NcclCommunicator`: NCCL as a Communicator of device memory, over any table of NCCL's functions.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/engine/ring_traffic.hpp>
@@ -26,7 +26,7 @@ class NcclEngine final : public Engine {
                       control.engine().all_reduce(), " is none of nccl's, which can do: auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
-    // The other ranks wait for the id: they have to learn if there is none.
+    // The other ranks wait for the id, so they must learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
     check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
@@ -50,7 +50,7 @@ class NcclEngine final : public Engine {
   void abort(std::string_view why) noexcept override { queue_->abort(why); }
   std::string_view name() const override { return "nccl"; }
   std::chrono::nanoseconds busy() const override { return not_measured; }
-  /// Calls of host memory, and barriers, are those of `control`.
+  /// Calls on host memory, and barriers, go over `control`.
   std::string record() const override { return control_.engine().record() + queue_->record(); }
 
   NcclQueue<Api>& queue() { return *queue_; }
@@ -60,7 +60,7 @@ class NcclEngine final : public Engine {
   using Stream = typename Api::Stream;
   using RedOp = typename Api::RedOp;
 
-  // The same on all ranks: without numbers no memory may exist that could decide.
+  // The same on all ranks, independent of memory: an empty call may have no memory to decide by.
   static bool is_empty(const Call& call) { return call.count == 0 && !is_barrier(call); }
   static bool is_barrier(const Call& call) { return call.op == Op::barrier || call.op == Op::monitored_barrier; }
   bool is_on_host(const Call& call) const {
@@ -70,7 +70,7 @@ class NcclEngine final : public Engine {
   std::uint64_t enqueue(const Call& call) {
     const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
     if (reduces) check_reduction(call);
-    count_ring_traffic(call, rank, size, members);  // NCCL chooses its algorithm by itself
+    count_ring_traffic(call, rank, size, members);  // an estimate: NCCL chooses its algorithm itself
     const Envelope envelope{
         .op = call.op,
         .dtype = call.reduction.dtype,
@@ -83,7 +83,7 @@ class NcclEngine final : public Engine {
   }
 
   static int reduce(const Call& call, Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
-    // On bool, sum and max are "or" and min is "and": 0 and 1 as bytes do the same under max and min.
+    // On bool, sum and max are "or" and min is "and": on the bytes 0 and 1 these are max and min.
     const bool logical = call.reduction.dtype == DType::boolean;
     const DType type = logical ? DType::u8 : call.reduction.dtype;
     RedOp op = api.reduce_op(logical && call.reduction.op == ReduceOp::sum ? ReduceOp::max : call.reduction.op);
@@ -118,33 +118,33 @@ class NcclEngine final : public Engine {
 
 }  // namespace detail
 
-/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls of host memory, and the
-/// barrier, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
-/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host. The
-/// host learns of a failure at the next call. A thread that waits for the device continues, since a failed communicator
-/// is aborted. `barrier` alone blocks the host. Reductions of 16-bit integers, and of scaled minima and maxima, are
-/// UsageErrors. NCCL takes a scale in the type of the numbers, to which it is rounded.
+/// A Communicator for numbers in one device's memory; `comm/nccl.hpp` has the real Api. Calls on host memory, and
+/// barriers, go over `control`. Calls run on a stream of the communicator, after the present work of the calling
+/// thread's compute stream. Waiting, in a blocking call or for a Work, makes the compute stream wait, not the host;
+/// only `barrier` blocks the host. The host learns of a failure at the next call. A thread that waits for the device
+/// continues, as a failed communicator is aborted. Reductions of 16-bit integers, and of scaled minima and maxima, are
+/// UsageErrors. A scale is rounded to the type of the numbers.
 ///
-/// Messages that cross (a rank sends before it receives what the peer sends first) need a `group`.
+/// Crossing messages (both ranks send before they receive) need a `group`.
 template <class Api = NcclApi>
 class NcclCommunicator : public AnyCommunicator {
  public:
-  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this. It
-  /// is told when this rank gives up, and tells this rank when another one has given up or died. `timeout`: a call's
-  /// limit for the other ranks. Throws CommError.
+  /// Every rank calls it with its own device. `control` joins the same ranks over host memory and must outlive this;
+  /// the ranks tell each other over it when one aborts or dies. `timeout`: how long a call waits for the other ranks.
+  /// Throws CommError.
   NcclCommunicator(AnyCommunicator& control, int device,
                    std::chrono::milliseconds timeout = std::chrono::milliseconds(60'000), Api api = {})
       : NcclCommunicator(std::make_shared<detail::NcclEngine<Api>>(control, device, timeout, std::move(api))) {}
 
-  /// The collectives of `calls` become one launch, which is finished when the compute stream continues. No barrier in
-  /// it.
+  /// Runs the collectives of `calls` as one launch; the compute stream waits for its end. It must not contain a
+  /// barrier.
   template <class Calls>
   void group(const Calls& calls) const {
     auto& queue = nccl_->queue();
     queue.wait(queue.group(calls));
   }
 
-  /// Blocks the host until all calls so far have ended; throws how one of them failed.
+  /// Blocks the host until all calls so far have ended; throws the failure of one of them.
   void synchronize() const { nccl_->queue().synchronize(); }
 
  private:

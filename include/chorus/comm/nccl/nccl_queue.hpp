@@ -1,5 +1,5 @@
 #pragma once
-/// `NcclQueue`: makes one rank's calls of NCCL, and has a thread that watches them.
+/// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
 
 #include <chorus/comm/nccl/nccl_calls.hpp>
 #include <chorus/core/blocked_signals.hpp>
@@ -17,15 +17,15 @@ namespace chorus::comm {
 /// Events order collectives after the compute stream's work, and the compute stream after them when it waits for a
 /// Work; the host continues. A thread checks the calls in flight every few milliseconds. If NCCL or CUDA report an
 /// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
-/// a thread that waits for the device continues, and meets the failure at the next call.
+/// a thread that waits for the device continues and gets the failure at its next call.
 ///
-/// All calls of NCCL are made under one lock, and none of them blocks: the communicator is a non-blocking one. Inside a
-/// stream capture nothing is watched, since captured events cannot be asked; `launch` watches a graph's replay.
+/// All NCCL calls are made under one lock, and none of them blocks: the communicator is non-blocking. A stream capture
+/// is not watched, since captured events cannot be queried; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
-  /// `tell` is called once, with the reason, when this rank gives up; from any thread. `hear` returns another rank's
-  /// failure, if it is known, and then this rank gives up, too; it is called at each call, and every few milliseconds.
+  /// `tell` is called once, with the reason, when this rank aborts; from any thread. `hear` returns another rank's
+  /// failure, if known, and then this rank aborts, too; it is called at each call and every few milliseconds.
   /// `members`: see World.
   NcclQueue(Api api, int rank, int device, std::chrono::milliseconds timeout, std::function<void(const Failure&)> tell,
             std::function<Failure()> hear, const std::vector<int>& members = {})
@@ -40,8 +40,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
-  /// Issues one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to `operators`
-  /// those to be destroyed once the call is under way. Returns its ticket.
+  /// Launches one call on the stream: `issue(api, comm, stream, operators)` returns NCCL's code, and adds to
+  /// `operators` those to be destroyed after the launch. Returns the call's ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -58,7 +58,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return close(call, stream_);
   }
 
-  /// The calls of `calls` become one launch, in which they run side by side. Returns its ticket.
+  /// Launches the calls of `calls` together; they run concurrently. Returns their ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
@@ -75,8 +75,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Makes `count` calls of a kind, which become one launch: `issue(api, i, comm, stream)` makes number i and returns
-  /// NCCL's code. Returns their ticket.
+  /// Launches `count` calls of a kind together: `issue(api, i, comm, stream)` makes number i and returns NCCL's code.
+  /// Returns their ticket.
   template <class Issue>
   std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
     const std::lock_guard lock(mutex_);
@@ -88,7 +88,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     });
   }
 
-  /// Runs `start`, which puts work with calls of this communicator on the compute stream, and watches it.
+  /// Runs `start`, which adds work with calls of this communicator to the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
     const std::lock_guard lock(mutex_);
@@ -103,7 +103,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     close(call, compute);
   }
 
-  /// The compute stream waits for a call; the host does not.
+  /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
     this->let_compute_wait(ticket);
@@ -114,8 +114,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     return this->has_ended(ticket);
   }
 
-  /// Returns when all calls so far have ended on the device; throws how one of them failed. Never longer than `timeout`
-  /// per call. Not inside of a capture.
+  /// Returns when all calls so far have ended on the device; throws the failure of one of them. Waits for at most
+  /// `timeout` per call. Not allowed inside a capture.
   void synchronize() {
     for (int turn = 0;; ++turn) {
       {
@@ -128,16 +128,16 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     }
   }
 
-  /// Gives up, for a reason of the caller. A thread that waits in a call of NCCL learns of it there.
+  /// Aborts for a reason of the caller. A thread that waits in an NCCL call gets that reason.
   void abort(std::string_view why) noexcept {
     asked_to_abort_.set(why);
     const std::lock_guard lock(mutex_);
     listen(nullptr);
   }
 
-  /// Ends the watching thread and leaves the group: in order if all is well, by an abort if a call has failed or an
-  /// exception is under way, since the other ranks may not arrive then. Destroy graphs that were captured with the
-  /// communicator before: it waits for them, but not for ever.
+  /// Ends the watching thread and leaves the group: in order if all is well; with an abort if a call has failed or
+  /// during an exception, since the other ranks may not arrive then. Destroy graphs that were captured with the
+  /// communicator before: it waits for them, with a limit.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -151,14 +151,14 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       else if (comm_ != Comm{})
         leave();
     } catch (...) {
-      // The communicator was aborted, and threads that wait for a call learn the reason.
+      // The communicator was aborted, and threads that wait for a call have the reason.
     }
     NcclAbort<Api> abort;
     {
       const std::lock_guard lock(mutex_);
       abort = std::move(abort_);
     }
-    if (!abort.finish(timeout_))  // with its streams, which it may still use
+    if (!abort.finish(timeout_))  // streams stay: the abort may still use them
       return chorus::detail::say(cat("rank ", rank_, ": nccl: a communicator is left behind: after ", timeout_.count(),
                                      " ms a graph that was captured with it still lives"));
     const std::lock_guard lock(mutex_);
@@ -166,7 +166,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   }
 
   int device() const { return device_; }
-  /// The newest calls, a line each: those of a captured step are one, its launch.
+  /// The newest calls, one per line; a captured step is one call, its launch.
   std::string record() {
     const std::lock_guard lock(mutex_);
     return recorder_.lines();
@@ -186,7 +186,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
 
-  // From group_start to group_end `give_up` ends the group.
+  // Between group_start and group_end an abort ends the group.
   template <class Made>
   std::uint64_t launch_together(Call& call, const Made& calls) {
     open(call);

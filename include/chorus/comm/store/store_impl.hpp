@@ -1,5 +1,5 @@
 #pragma once
-/// How `Store` asks its server.
+/// How `Store` calls its server.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ namespace chorus::comm {
 
 namespace detail {
 
-/// Connections to one server: each call has its own while it lasts.
+/// Connections to one server: each running call has its own.
 class StoreLink {
  public:
   StoreLink(std::string where, std::function<Socket(Deadline)> connect)
@@ -47,7 +47,7 @@ class StoreLink {
   std::vector<Socket> idle_;
 };
 
-/// A connection on which both sides have proved that they know the token; empty, with the reason, if it has to be tried
+/// A connection on which both sides have proved that they know the token; empty, with the reason, if it must be retried
 /// later.
 [[gnu::cold]] inline Socket visit_store(const Address& address, const std::string& token, std::uint64_t key,
                                         Deadline deadline, std::string& why) {
@@ -122,7 +122,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   return store;
 }
 
-/// One request, whose keys get the prefix here, and its reply. A connection with an error is not used again.
+/// Sends a request, with the prefix added to its keys; returns the reply. A connection with an error is not reused.
 CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vector<std::string> texts,
                                               std::int64_t number) const {
   using detail::StoreCode;
@@ -142,7 +142,7 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
                             request.texts.size(), " keys and values, at most ", detail::most_message_texts,
                             " are possible");
-  // The server itself reports the end of a wait; it may be a little late.
+  // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
   auto socket = link_->take(deadline);
@@ -222,7 +222,7 @@ CHORUS_INLINE Store Store::of(const World& world, AnyCommunicator& communicator)
       news.key = random_key();
       news.port = listener.local().port();
       store = Store(std::make_shared<StoreServer>(std::move(listener), world.token, news.key));
-    } catch (const Error& error) {  // so that the others do not wait for it
+    } catch (const Error& error) {  // so that the others do not wait
       news.port = 0;
       news.why = FixedText<252>(error.what());
     }

@@ -3,7 +3,7 @@
 ///
 /// A visitor receives a Challenge and answers with a StoreHello, which proves that it knows the job's token.
 /// StoreWelcome proves the same for the server. Then each request gets one reply. Both are a StoreMessage: a StoreHead,
-/// and after it each text as its length (32 bits) and its bytes.
+/// then each text as its length (32 bits) and its bytes.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ inline constexpr std::uint64_t store_magic = 0x0002'6572'6f74'7363;  // "cstore"
 
 struct StoreHello {
   std::uint64_t magic = store_magic;
-  std::uint64_t key = 0;  ///< a number that only the store's users know; keeps strangers away without a token, too
+  std::uint64_t key = 0;  ///< a number that only the store's users know; refuses strangers without a token
   Nonce nonce{};          ///< the visitor's challenge to the server
   Mac proof{};
 };
@@ -39,7 +39,7 @@ struct StoreWelcome {
 };
 static_assert(is_message<StoreWelcome, 48>);
 
-/// Limits, checked before anything is kept: those of one key, one value, one message, and of all of a store.
+/// Limits of a key, a value, a message, and a whole store, checked before anything is stored.
 inline constexpr std::size_t most_key_bytes = 8 << 10, most_value_bytes = 8 << 20, most_message_bytes = 64 << 20,
                              most_store_keys = 128 << 10, most_store_bytes = 1 << 30,
                              most_message_texts = 2 * most_store_keys;
@@ -77,7 +77,7 @@ constexpr bool is_key(StoreCode code, std::size_t i) {
   return i == 0 || keys_alone || (pairs && i % 2 == 0);
 }
 
-/// A request: keys, values, and a number to be added or the milliseconds of a wait. Or a reply: values, a number, or an
+/// A request: keys, values, and a number to add or the milliseconds of a wait. Or a reply: values, a number, or an
 /// error; for missing keys their number and the first few.
 struct StoreMessage {
   StoreCode code = StoreCode::done;
@@ -100,7 +100,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return bytes;
 }
 
-/// False if the connection ends or the deadline comes first. Large texts are not copied.
+/// Returns false if the connection ends or the deadline comes first. Large texts are not copied.
 [[gnu::cold]] inline bool send(const Socket& socket, const StoreMessage& message, Deadline deadline) {
   constexpr std::size_t large = 64 << 10;
   StoreHead head;
@@ -124,7 +124,7 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return flush();
 }
 
-/// The texts in a message's body; nothing if it is garbled.
+/// The texts in a message's body; nothing if it is malformed.
 [[gnu::cold]] inline std::optional<std::vector<std::string>> texts_in(std::string_view body, std::uint32_t count) {
   if (count > std::min(body.size() / sizeof(std::uint32_t), most_message_texts)) return std::nullopt;
   std::vector<std::string> texts;
@@ -142,15 +142,15 @@ inline std::size_t body_bytes(const StoreMessage& message) {
   return texts;
 }
 
-/// The memory of a message on its way in: its bytes, and the texts that are made of them.
+/// The memory of a message while it arrives: its bytes and the texts made from them.
 inline std::size_t memory_for(const StoreHead& head) { return 2 * head.bytes + head.count * sizeof(std::string); }
-/// And its memory then.
+/// The memory of a message after it has arrived.
 inline std::size_t memory_of(const StoreMessage& message) {
   return body_bytes(message) + message.texts.size() * sizeof(std::string);
 }
 
-/// The next message; nothing if the connection ends, the deadline comes first, the data are no message, or there is no
-/// room for its bytes: `admit(bytes)`. Memory is taken as bytes arrive, not on a peer's word.
+/// The next message; nothing if the connection ends, the deadline comes first, the data are malformed, or
+/// `admit(bytes)` finds no room. Memory is allocated as bytes arrive, not by the announced size.
 template <class Admit>
 [[gnu::cold]] std::optional<StoreMessage> receive(const Socket& socket, Deadline deadline, const Admit& admit) {
   constexpr std::size_t step = 1 << 20;

@@ -1,5 +1,5 @@
 #pragma once
-/// `StoreServer`: holds the keys and values of a store, and answers those who use it.
+/// `StoreServer`: holds the keys and values of a store and answers its users.
 
 #include <sys/socket.h>
 
@@ -22,13 +22,13 @@
 namespace chorus::comm {
 
 /// Each user's connection has a thread, which executes its requests at once or waits: a few hundred connections, as
-/// many as a job has. A visitor of the socket that does not prove that it knows the token is refused.
+/// many as a job has. A visitor that does not prove that it knows the token is refused.
 class StoreServer {
  public:
-  /// For users in this process alone: no socket.
+  /// For users in this process only: no socket.
   StoreServer() = default;
-  /// For visitors too, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
-  /// short, and if there is none although `listener` is not on loopback.
+  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
     encrypted_ = detail::check_token(token_, listener_.local());
@@ -54,7 +54,7 @@ class StoreServer {
     serve(std::move(far), false);
     return near;
   }
-  /// Waits until no visitor is connected, at most `timeout`.
+  /// Waits until no visitor is connected, for at most `timeout`.
   void await_departures(std::chrono::milliseconds timeout) {
     const auto somebody = [&] {
       const std::lock_guard lock(mutex_);
@@ -80,14 +80,14 @@ class StoreServer {
         auto accepted = acceptor.next(Clock::now() + std::chrono::milliseconds(100));
         if (accepted.socket) admit(std::move(accepted));
       } catch (const std::exception&) {
-        // Without memory or a thread for it a visitor loses its connection; the next one may find some.
+        // Without memory or a thread for it, a visitor loses its connection; a later one may be served.
       }
     }
   }
 
   void admit(Accepted accepted) {
     const auto hello = accepted.hello_as<detail::StoreHello>();
-    if (hello.magic != detail::store_magic) return;  // a stranger
+    if (hello.magic != detail::store_magic) return;  // not a user
     const bool knows = hello.key == key_ && detail::proves(hello, accepted.nonce, token_);
     detail::StoreWelcome answer{.welcome = knows};
     if (knows) answer.proof = detail::proof_of(answer, hello.nonce, token_);
@@ -96,8 +96,8 @@ class StoreServer {
     if (knows) serve(std::move(accepted.socket), true);
   }
 
-  /// Adds a user; users that have gone make room. Beyond the limit a connection is closed. Throws CommError if there
-  /// can be no thread for it.
+  /// Adds a user after removing users that are gone. Beyond the limit the connection is closed. Throws CommError if no
+  /// thread can be started.
   void serve(Socket socket, bool visits) {
     const std::lock_guard lock(mutex_);
     for (auto user = users_.begin(); user != users_.end();) {
@@ -132,7 +132,7 @@ class StoreServer {
         if (ending_.load() || !detail::send(user.socket, reply, Clock::now() + patience)) break;
       }
     } catch (const std::exception&) {
-      // There is no memory for this user's request: it loses its connection, nobody else does.
+      // No memory for this user's request: only this user loses its connection.
     }
     shutdown(user.socket.fd(), SHUT_RDWR);  // closed later, by the thread that joins this one
     user.gone.store(true);

@@ -24,8 +24,8 @@ class StoreTable {
  public:
   using Gone = std::function<bool()>;
 
-  /// The memory of one user's messages on their way. All users together have most_room, beyond the small messages,
-  /// which don't wait for large ones: with the largest number of users these are 64 MiB more.
+  /// The memory of one user's messages in transit. All users together have most_room, except for small messages, which
+  /// don't wait for large ones: with the maximum number of users these take 64 MiB more.
   class Room {
    public:
     explicit Room(StoreTable& table) : table_(table) {}
@@ -33,15 +33,15 @@ class StoreTable {
     Room& operator=(const Room&) = delete;
     ~Room() { keep(0); }
 
-    /// Waits until there is room for a message of that size. False if the deadline or `close` comes first, or if the
-    /// user is `gone`.
+    /// Waits until there is room for a message of that size. Returns false if the deadline or `close` comes first, or
+    /// if the user is `gone`.
     [[gnu::cold]] bool take(std::size_t bytes, Deadline deadline, const Gone& gone) {
       std::unique_lock lock(table_.mutex_);
       const auto fits = [&] { return table_.closed_ || table_.has_room(bytes); };
       table_.wait(lock, deadline, gone, fits);
       return !table_.closed_ && take_now(bytes);
     }
-    /// Returns the room beyond that.
+    /// Returns the room beyond `bytes`.
     void keep(std::size_t bytes) {
       if (bytes_ <= bytes) return;
       const std::lock_guard lock(table_.mutex_);
@@ -64,8 +64,8 @@ class StoreTable {
     std::size_t bytes_ = 0;
   };
 
-  /// Executes one request. `get` and `wait` last until all their keys exist, until the request's time is over, until
-  /// `close`, or until the user is `gone`, which is checked now and then. A large reply takes its `room`; throws
+  /// Executes one request. `get` and `wait` return when all their keys exist, when the request's time is over, after
+  /// `close`, or when the user is `gone`, which is checked periodically. A large reply takes its `room`; throws
   /// CommError if there was none in time: `patience` for requests that do not wait for keys.
   [[gnu::cold]] StoreMessage answer(StoreMessage request, Room& room, Deadline patience, const Gone& gone) {
     std::unique_lock lock(mutex_);
@@ -113,9 +113,9 @@ class StoreTable {
         put(texts);
         break;
       case StoreCode::compare_set: {
-        // As in TCPStore: a missing key is set if nothing is expected; otherwise the expected value is returned.
+        // As in TCPStore: a missing key is set if `expected` is empty; otherwise the expected value is returned.
         const std::string nothing;
-        const auto other = [&]() -> const std::string* {  // other than expected
+        const auto other = [&]() -> const std::string* {  // a value that differs from the expected one
           const auto at = values_.find(texts[0]);
           const bool there = at != values_.end();
           if ((there ? at->second : nothing) == texts[1]) return nullptr;
@@ -188,7 +188,7 @@ class StoreTable {
     return bytes;
   }
 
-  /// Whether these are the keys and values of such a request, and none of them is too long.
+  /// Throws unless these are the keys and values of such a request, and none is too long.
   static void check_texts(StoreCode code, const Texts& texts) {
     const bool pairs = code == StoreCode::set || code == StoreCode::multi_set;
     const std::size_t count = code == StoreCode::append || code == StoreCode::set       ? 2
@@ -225,9 +225,9 @@ class StoreTable {
     return result;
   }
 
-  /// Keys, each followed by its value: all of them or, with an error, none.
+  /// Stores keys, each followed by its value: all of them or, with an error, none.
   void put(std::span<std::string> pairs) {
-    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; of a key's several the last one counts
+    std::unordered_map<std::string_view, std::size_t> sizes;  // of the values; for a repeated key the last one counts
     for (std::size_t i = 0; i < pairs.size(); i += 2) sizes[pairs[i]] = pairs[i + 1].size();
     auto keys = values_.size(), bytes = bytes_;
     for (const auto& [key, size] : sizes) {

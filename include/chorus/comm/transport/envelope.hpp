@@ -7,7 +7,7 @@
 
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. It travels with every piece, and both ends compare: ranks that call
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
 /// different collectives get an error that names both, not a hang or wrong numbers.
 struct Envelope {
   Op op = Op::barrier;

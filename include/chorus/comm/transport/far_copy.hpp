@@ -1,5 +1,5 @@
 #pragma once
-/// `FarCopy`: copies into memory that another core has read, and will read again.
+/// `FarCopy`: copies into memory that another core has read and will read again.
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -12,11 +12,10 @@
 
 namespace chorus::comm {
 
-/// Ordinary stores have to fetch each line back from the other core's cache. If the two share a cache, that is fast,
-/// and the other core then reads from it: 20 GB/s of all-reduce between two cores of one Zen 4 complex, against 8 with
-/// streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The places of threads are
-/// unknown, and schedulers and hypervisors move them, so now and then the beginning of a copy is done both ways, and
-/// timed.
+/// Ordinary stores must fetch each line back from the other core's cache. If the two share a cache, that is fast, and
+/// the other core then reads from it: an all-reduce between two cores of one Zen 4 complex reaches 20 GB/s, against 8
+/// with streaming stores, which bypass the caches. Between two complexes it is 2 GB/s against 10. The cores of threads
+/// are unknown and change, so periodically the beginning of a copy is done both ways and timed.
 class FarCopy {
  public:
   /// The ranges do not overlap. `out` is aligned to 64 bytes.
@@ -31,7 +30,7 @@ class FarCopy {
  private:
   static constexpr std::size_t sample = 8 * 1024;
   static constexpr std::chrono::nanoseconds slow{sample / 4};  // 4 GB/s
-  static constexpr unsigned period = 32;  // copies: the first ones find memory that nobody has touched yet
+  static constexpr unsigned period = 32;  // copies: the first ones write to untouched memory
 
   static void stream(std::byte* out, const std::byte* in, std::size_t bytes) {
     std::size_t i = 0;
@@ -50,11 +49,11 @@ class FarCopy {
 #endif
   }
 
-  /// 8 KiB in ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; in streaming ones 0.2 to 0.8 us, near or
-  /// far, but the reader pays more for them. A sample in which the thread was interrupted says nothing: two in a row
-  /// have to agree.
+  /// 8 KiB of ordinary stores took 0.1 to 0.9 us near and 2.6 to 4 us far; streaming ones 0.2 to 0.8 us, near or far,
+  /// but the reader pays more for them. A sample in which the thread was interrupted is wrong, so two in a row must
+  /// agree.
   void measure(std::byte* out, const std::byte* in) {
-    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, which is not timed
+    for (std::size_t i = 0; i < 2 * sample; i += 64) seen_ ^= in[i];  // into this core's cache, not timed
     finish();
     const auto start = Clock::now();
     stream(out, in, sample);

@@ -16,11 +16,11 @@ struct FixedText {
   std::array<char, size> characters{};
 
   FixedText() = default;
-  /// Longer texts are cut off.
+  /// Longer texts are truncated.
   explicit FixedText(std::string_view text) {
     std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
   }
-  /// It ends before the last character, even if a peer has sent no zero.
+  /// The text ends before the last character, even if a peer has sent no zero.
   std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
   friend bool operator==(const FixedText&, const FixedText&) = default;
 };

@@ -19,7 +19,7 @@
 namespace chorus::comm {
 
 namespace detail {
-/// Answers the other side's challenge. If the other side accepts, it sends back a Mac, its own proof.
+/// Answers the other side's challenge. If the other side accepts, it answers with a Mac, its own proof.
 struct MeshHello {
   std::uint64_t key = 0;
   Nonce nonce{};  ///< this rank's challenge to the other one
@@ -31,7 +31,7 @@ inline Mac mesh_answer(const std::string& token, const MeshHello& hello) {
   return prove(token, {std::as_bytes(std::span(&hello, 1))});
 }
 
-/// A connection to an earlier rank, on its way.
+/// A connection to a lower rank that is being made.
 class MeshCall {
  public:
   MeshCall(const World& world, const Meeting& meeting, int rank, int lane)
@@ -52,11 +52,11 @@ class MeshCall {
   const Socket& socket() const { return socket_; }
   Socket take() { return std::move(socket_); }
 
-  /// Proceeds without waiting; true once both sides have proved that they know the token. Throws CommError with the
-  /// name of the rank.
+  /// Proceeds without waiting; returns true when both sides have proved that they know the token. Throws CommError with
+  /// the name of the rank.
   bool advance() {
     if (heard_ < sizeof challenge_) {
-      errno = 0;  // stays so if the connection has ended in good order
+      errno = 0;  // stays 0 if the connection has been closed in order
       if (!move(heard_, sizeof challenge_, socket_.try_receive(bytes_of(challenge_).subspan(heard_)))) return false;
       follow(challenge_, socket_, meeting_.encrypted, world_.token, cat("rank ", world_.rank), address_);
       hello_.proof = proof_of(hello_, challenge_.nonce, world_.token);
@@ -101,9 +101,8 @@ class MeshCall {
 
 }  // namespace detail
 
-/// Fills in the sockets of `peers[rank]` for all other ranks. Every rank connects to earlier ranks and accepts later
-/// ones, all at once: nobody waits for one while another one could proceed. Throws CommError with the name of a rank
-/// that cannot be reached.
+/// Connects the sockets of `peers[rank]` for all other ranks. Every rank connects to lower ranks and accepts higher
+/// ones, all concurrently. Throws CommError with the name of a rank that cannot be reached.
 [[gnu::cold]] inline void connect_all(const World& world, const Meeting& meeting, TcpTransport::Peers& peers) {
   const auto deadline = Clock::now() + world.timeout;
   const auto socket_of = [&](int rank, int lane) -> Socket& {
@@ -116,7 +115,7 @@ class MeshCall {
 
   Acceptor acceptor(meeting.listener, sizeof(detail::MeshHello), detail::magic, meeting.encrypted, world.token);
   std::vector<pollfd> events;
-  std::exception_ptr failed;  // the others shall know this rank before they see it go
+  std::exception_ptr failed;  // thrown later: the others must first know this rank
   Deadline fails_at{};
   for (int missing = (world.size - 1 - world.rank) * 2; missing > 0 || !calls.empty();) {
     std::erase_if(calls, [&](detail::MeshCall& call) {

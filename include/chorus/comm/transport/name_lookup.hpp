@@ -1,6 +1,6 @@
 #pragma once
-/// `look_up`: the address of a name, by a deadline. getaddrinfo has none of its own: if name servers don't answer, it
-/// lasts as long as the system's settings say, usually half a minute.
+/// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
+/// long as the system's settings allow, usually half a minute.
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -36,14 +36,14 @@ inline Found ask_system(const std::string& name, int flags) {
   return found;
 }
 
-/// `[::1]`, an IPv6 address in front of a port, without its brackets; any other name unchanged.
+/// Removes the brackets of an IPv6 address, as in `[::1]`; returns other names unchanged.
 inline std::string without_brackets(std::string name) {
   const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
   return six ? name.substr(1, name.size() - 2) : name;
 }
 
-/// Nothing at the deadline. A numeric address is read at once. For a name a thread asks, which lives on until the
-/// system has answered, since nothing ends getaddrinfo. Throws CommError if there can be no such thread.
+/// Returns nothing at the deadline. A numeric address is parsed at once. A name is looked up in a thread, which lives
+/// until the system has answered, as getaddrinfo can't be cancelled. Throws CommError if there can be no thread.
 [[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
   if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
   struct Shared {

@@ -1,5 +1,5 @@
 #pragma once
-/// `SharedMemory`: memory of this process that the other ranks of its machine can map, to work on it directly.
+/// `SharedMemory`: memory of this process that the other ranks of its machine can map and use directly.
 
 #include <unistd.h>
 
@@ -16,8 +16,8 @@ namespace chorus::comm {
 /// Memory of this process that other processes can map. Thread-safe.
 class SharedMemory {
  public:
-  /// At least `bytes`, zeroed, aligned to 4096, until its last owner goes. A process that forks shares it with its
-  /// child. Throws CommError.
+  /// At least `bytes`, zeroed, aligned to 4096, until its last owner is destroyed. A forked child shares it. Throws
+  /// CommError.
   static std::shared_ptr<std::byte> allocate(std::size_t bytes) {
     auto region = std::make_shared<SharedRegion>(SharedRegion::create(front + bytes));
     region->reserve(0, front + bytes);
@@ -30,14 +30,14 @@ class SharedMemory {
     return {data, [region, owner = getpid()](std::byte*) { instance().forget(region.get(), getpid() == owner); }};
   }
 
-  /// The identity of the memory: 0 once its owner has released it.
+  /// The identity of the memory; 0 after its owner has released it.
   static std::uint64_t key_in(const SharedRegion& region) {
     std::uint64_t key = 0;
     std::memcpy(&key, region.data(), sizeof key);
     return key;
   }
 
-  /// The window on `bytes` at `data`; one without a key if they don't lie in such memory.
+  /// The window on `bytes` at `data`; without a key if they are not in such memory.
   static Window find(std::byte* data, std::size_t bytes) {
     auto& all = instance();
     const std::lock_guard lock(all.mutex_);
@@ -63,7 +63,7 @@ class SharedMemory {
     static auto& memory = *new SharedMemory;  // never destroyed: tensors in static storage may outlive it
     return memory;
   }
-  void forget(const SharedRegion* region, bool for_all) {  // not by a child that was forked from its owner
+  void forget(const SharedRegion* region, bool for_all) {  // not called by a child forked from its owner
     const std::lock_guard lock(mutex_);
     if (for_all) std::memset(region->data(), 0, sizeof(std::uint64_t));  // others may unmap it
     std::erase_if(blocks_, [&](const Block& block) { return block.region == region; });
@@ -73,8 +73,7 @@ class SharedMemory {
   std::vector<Block> blocks_;
 };
 
-/// The region of which a window of process `pid` shows a part. Throws CommError if it can't be mapped, or no longer
-/// exists.
+/// The region that contains a window of process `pid`. Throws CommError if it can't be mapped or no longer exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
   check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);

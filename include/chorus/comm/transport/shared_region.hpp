@@ -1,5 +1,5 @@
 #pragma once
-/// `SharedRegion`: memory that several processes map. It has no name, so that nothing stays when they die.
+/// `SharedRegion`: memory that several processes map. It has no name, so nothing remains when they die.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,7 +19,7 @@ namespace chorus::comm {
 
 class SharedRegion {
  public:
-  /// Zeroed memory, which takes room only after it has been written.
+  /// Zeroed memory, which takes space only when it is written.
   static SharedRegion create(std::size_t bytes) {
     rlimit most{};  // beyond it the next line but one would end this process
     const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
@@ -35,10 +35,10 @@ class SharedRegion {
     return region;
   }
 
-  /// The region that process `pid` of this machine and user has created and knows as `fd`.
+  /// The region that process `pid` of this machine and user has created with descriptor `fd`.
   static SharedRegion open(int pid, int fd, std::size_t bytes) {
     const auto path = cat("/proc/", pid, "/fd/", fd);
-    // On another machine it may be anything, even a device that reacts to opening.
+    // On another machine the path may be anything, even a device that reacts to being opened.
     char target[64] = {};
     const auto length = readlink(path.c_str(), target, sizeof target - 1);
     check<CommError>(length >= 0, "shared memory: ", path, ": ", std::strerror(errno));
@@ -46,7 +46,7 @@ class SharedRegion {
     SharedRegion region;
     region.fd_ = chorus::detail::above_standard_streams(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     check<CommError>(region.fd_ >= 0, "shared memory: ", path, ": ", std::strerror(errno));
-    // An access to memory beyond a file's end would end this process.
+    // An access beyond the end of a file would end this process.
     check<CommError>(lseek(region.fd_, 0, SEEK_END) >= static_cast<off_t>(bytes), "shared memory: ", path,
                      " is too small");
     region.map(bytes);
@@ -66,9 +66,9 @@ class SharedRegion {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// Reserves room for a part now: if the machine has none left, writing there later would end this process.
+  /// Allocates a part now: if the machine has no memory left, a later write would end this process.
   void reserve(std::size_t begin, std::size_t bytes) const {
-    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call: a timer's would do so for ever
+    constexpr std::size_t step = 1 << 20;  // a signal undoes the work of one call; a timer could do so for ever
     for (std::size_t done = 0; done < bytes; done += step) {
       const auto size = static_cast<off_t>(std::min(step, bytes - done));
       int error = EINTR;

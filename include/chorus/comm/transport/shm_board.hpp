@@ -1,6 +1,6 @@
 #pragma once
-/// `Board`: the messages between ranks that share memory, beside their data: which ranks are here, which wait for
-/// which, which gave up. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
+/// `Board`: the messages between ranks that share memory, apart from their data: which ranks are here, which wait for
+/// which, which have aborted. Each has a `Place` at it, where it sleeps, is woken, and learns that a peer has died.
 
 #include <linux/futex.h>
 #include <poll.h>
@@ -29,7 +29,7 @@
 
 namespace chorus::comm::detail {
 
-/// Sleeps while `word` is `value`, until `futex_wake`, `limit`, or for no reason.
+/// Sleeps while `word` is `value`, until `futex_wake` or `limit`; may return spuriously.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, std::chrono::nanoseconds limit) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   const timespec time{.tv_sec = seconds.count(), .tv_nsec = (limit - seconds).count()};
@@ -50,13 +50,13 @@ inline void spin_pause() {
 #endif
 }
 
-/// The reason of a sleeping rank.
+/// What a sleeping rank waits for.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
-    for_data,    ///< of `rank`
+    for_data,    ///< from `rank`
     for_room,    ///< that `rank` makes by reading
-    for_another  ///< for a rank with the name `rank` and without a seat here
+    for_another  ///< for a rank named `rank`, which has no seat here
   };
   What what = for_nothing;
   std::int32_t rank = 0;
@@ -66,13 +66,13 @@ struct alignas(8) Waiting {
 // Both lie in zeroed memory that several processes map.
 
 struct alignas(64) Seat {
-  std::atomic<std::uint32_t> bell;   ///< goes up to wake this rank
+  std::atomic<std::uint32_t> bell;   ///< incremented to wake this rank
   std::atomic<Waiting> waits;        ///< while it sleeps
   std::atomic<Clock::rep> pulse;     ///< while it sleeps: the time of its last check, by the machine's clock
   std::atomic<std::uint32_t> left;   ///< 1 once it has left the group
   std::atomic<std::uint32_t> works;  ///< 1 while it works in the others' memory
   std::atomic<std::int32_t> pid;     ///< its process, or 0 among threads
-  // On the board of a whole job: the same for its groups, which have boards of their own.
+  // On the board of a whole job: the same for its groups, which have their own boards.
   std::atomic<Waiting> waits_in_group;
   std::atomic<Clock::rep> group_pulse;
 };
@@ -80,7 +80,7 @@ struct alignas(64) Seat {
 struct Board {
   enum Verdict : std::uint32_t { all_is_well, being_written, given_up };
 
-  std::uint64_t key;             ///< random: shows that a process has opened the right region
+  std::uint64_t key;             ///< random: proves that a process has opened the right region
   std::atomic<Verdict> verdict;  ///< given_up: `culprit` and `reason` are written
   std::int32_t culprit;
   FixedText<1024> reason;
@@ -88,7 +88,7 @@ struct Board {
 };
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<Waiting>::is_always_lock_free);
-static_assert(alignof(Waiting) == sizeof(Waiting));  // else clang calls libatomic, which nobody links
+static_assert(alignof(Waiting) == sizeof(Waiting));  // otherwise clang calls libatomic, which is not linked
 
 /// One rank's place at a board, from taking its seat until leaving.
 class Place {
@@ -122,8 +122,8 @@ class Place {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  /// In messages the group's ranks have these numbers, if it is a part of the job. Otherwise it is the job, and ranks
-  /// tell each other at this board for whom they wait in groups. Call it before the first wait.
+  /// The numbers of the group's ranks in messages, if the group is a part of the job. Otherwise it is the job, and its
+  /// board records for whom ranks wait in groups. Call it before the first wait.
   void set_names_in_job(const std::vector<int>& names) {
     in_job_ = names;
     const std::lock_guard lock(OfJob::of_process().mutex);
@@ -138,10 +138,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if it may, then sleeps. While it sleeps, its
-  /// seat tells `peer`, from which it waits for `what`, to ring its bell. A thread that sets a flag looks at the seat
-  /// afterwards; a thread that writes to the seat looks at the flag afterwards (all sequentially consistent), so one of
-  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins for some microseconds if `may_spin`, then sleeps. While it sleeps,
+  /// its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads
+  /// the seat afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so
+  /// one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -150,7 +150,7 @@ class Place {
         spin_pause();
       }
       if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this very core
+      sched_yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -161,7 +161,7 @@ class Place {
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
       tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it there, for others' deadlines
+      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
@@ -169,43 +169,41 @@ class Place {
     tell_job(nobody);
   }
 
-  /// Throws if `peer` has left and `flag` is unchanged: everything that a rank sent before it left has arrived.
+  /// Throws if `peer` has left and `flag` is unchanged: all data that a rank sent before it left have arrived.
   void check_is_here(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy) const {
     if (seat(peer).left.load() == 0 || flag.load() != busy) return;
     check();  // the reason for leaving, if there is one
     fail<LinkError>("rank ", name_in_job(peer), " has left the group");
   }
 
-  /// Reports, now and then while it lasts, that this rank waits for a rank without a seat here that has this name; -1:
-  /// no longer.
+  /// Records, periodically, that this rank waits for the rank with this name, which has no seat here; -1: no longer.
   void waits_elsewhere(int stranger) const {
     seat(rank_).pulse.store(Clock::now().time_since_epoch().count());
     seat(rank_).waits.store(stranger < 0 ? Waiting{} : Waiting{Waiting::for_another, stranger});
   }
 
-  /// Other work at each check while this rank sleeps and waits for the rank of that name; with the time of the wait so
-  /// far. May throw LinkError.
+  /// Other work at each check while this rank sleeps and waits for the rank of that name, with the duration so far. May
+  /// throw LinkError.
   std::function<void(int name, Clock::duration waited)> meanwhile;
 
-  /// Throws if a rank has given up.
+  /// Throws if a rank has aborted.
   void check() const {
     if (board_.verdict.load() == Board::given_up)
       fail<LinkError>("rank ", board_.culprit, " gave up: ", board_.reason.view());
   }
 
-  /// The same where a process has ended.
+  /// Also throws if a process has ended.
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
       if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
   }
 
-  /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
-  /// `check`: then either it sees that a rank has given up, or that rank sees that it works (all sequentially
-  /// consistent).
+  /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
+  /// either it sees that a rank has aborted, or that rank sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
-  /// Once a rank has given up: returns when no other rank works in this one's memory any more. It waits until the
-  /// deadline for a rank that stands still in the middle of it.
+  /// After a rank has aborted: returns when no other rank works in this one's memory any more. Waits until the deadline
+  /// for a rank that is stopped meanwhile.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -214,7 +212,7 @@ class Place {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  /// This rank gives up. From any thread.
+  /// Aborts the group in this rank's name. From any thread.
   [[gnu::cold]] void abort(const std::string& why) noexcept {
     auto none = Board::all_is_well;
     if (board_.verdict.compare_exchange_strong(none, Board::being_written)) {
@@ -295,7 +293,7 @@ class Place {
     }
     return text;
   }
-  /// This board's news of a rank of the job: for whom it waits.
+  /// What this board knows of a rank of the job: for whom it waits.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -321,7 +319,7 @@ class Place {
   const std::vector<int> names_;
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
-  const int rounds_;                     // number of checks and yields before it sleeps; fewer if ranks outnumber cores
+  const int rounds_;                     // number of checks and yields before sleeping; fewer if ranks outnumber cores
 };
 
 }  // namespace chorus::comm::detail

@@ -1,5 +1,5 @@
 #pragma once
-/// `ShmTransport`: links through memory that all ranks share, whether they are processes or threads.
+/// `ShmTransport`: links through memory that all ranks share, processes or threads.
 ///
 /// The region starts with a Board, see shm_board.hpp. Then it holds a queue for each ordered pair of ranks. A queue is
 /// an array of slots, used in turn. A slot's `full` flag names its owner: the sender writes into an empty one and sets
@@ -37,7 +37,7 @@ class ShmTransport final : public Transport {
     return sizeof(detail::Board) + static_cast<std::size_t>(size * size) * queue_stride;
   }
 
-  /// A region for these ranks. Only the ring's part takes room now. Throws CommError if there is none.
+  /// A region for these ranks. Only the ring's part is allocated now. Throws CommError if there is no memory.
   static SharedRegion make_region(int size) {
     auto region = SharedRegion::create(region_bytes(size));
     region.reserve(0, sizeof(detail::Board));
@@ -57,7 +57,7 @@ class ShmTransport final : public Transport {
     reaches_peers = true;
   }
 
-  /// Records, before anyone takes a seat, the process of a rank.
+  /// Records a rank's process, before any rank takes a seat.
   static void name_process(const SharedRegion& region, std::size_t who, int pid) {
     reinterpret_cast<detail::Board*>(region.data())->seats[who].pid.store(pid);
   }
@@ -90,7 +90,7 @@ class ShmTransport final : public Transport {
   }
 
   Piece receive(int peer) override {
-    take_room(peer, rank, room_received_, received_, 0);  // the sender cares for the data after the head
+    take_room(peer, rank, room_received_, received_, 0);  // the sender has reserved the data after the head
     auto& head = slot(peer, rank, received_);
     if (head.full.load(std::memory_order_acquire) == 0)
       place_.wait(peer, detail::Waiting::for_data, head.full, 0, may_spin);
@@ -152,7 +152,7 @@ class ShmTransport final : public Transport {
   [[gnu::cold]] void abort(const std::string& why) noexcept override { place_.abort(why); }
 
  private:
-  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // bytes that have room, by peer and slot
+  using Room = std::array<std::array<std::uint32_t, slots>, max_ranks>;  // allocated bytes, by peer and slot
   static constexpr std::size_t slot_stride = sizeof(detail::SlotHead) + slot_bytes;
   static constexpr std::size_t queue_stride = slots * slot_stride;
   static constexpr std::size_t queue_begin(int from, int to, int size) {

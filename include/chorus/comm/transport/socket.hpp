@@ -28,7 +28,7 @@
 
 namespace chorus::comm {
 
-/// For poll; at most 1000 s.
+/// A timeout for poll; at most 1000 s.
 inline int milliseconds_until(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
@@ -56,7 +56,7 @@ struct Address {
     return other;
   }
 
-  /// Whether it is an address: a peer may have sent any bytes.
+  /// Whether it is a valid address: a peer may have sent any bytes.
   bool sound() const {
     return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
            (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
@@ -70,7 +70,7 @@ struct Address {
     return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
   }
 
-  /// In numbers, without the port.
+  /// The numeric address without the port.
   std::string host() const {
     char text[NI_MAXHOST] = "?";
     getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
@@ -100,8 +100,8 @@ struct Address {
     address.length = found->length;
     return address.with_port(port);
   }
-  /// Whether other machines find another address under this name: Debian's /etc/hosts has 127.0.1.1 for a machine's
-  /// own.
+  /// Whether other machines resolve this name to another address: Debian's /etc/hosts maps a machine's own name to
+  /// 127.0.1.1.
   bool misleads(const std::string& name) const {
     return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
   }
@@ -118,7 +118,7 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
-  /// Takes over a socket that someone else has made.
+  /// Takes ownership of a socket that was made elsewhere.
   static Socket adopt(int fd) {
     if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -135,7 +135,7 @@ class Socket {
   }
 
   int fd() const { return fd_; }
-  /// Gives the socket away: its new owner closes it.
+  /// Releases ownership: the caller closes the socket.
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
@@ -154,15 +154,20 @@ class Socket {
     return socket;
   }
 
-  /// A connection that is under way, or an empty socket with errno set.
+  /// Begins a connection; returns an empty socket with errno set on failure.
   static Socket begin_connect(const Address& address) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
     return Socket();
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+<<<<<<< HEAD
   /// listener can be connected to itself: that does not count.
   [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
+=======
+  /// listener can be connected to itself, which is not accepted.
+  static Socket connect(const Address& address, Deadline deadline) {
+>>>>>>> w_text2
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
@@ -171,7 +176,7 @@ class Socket {
     errno = error;
     return Socket();
   }
-  /// Its error, once.
+  /// The socket's error, which is then cleared.
   int error() const {
     int error = 0;
     socklen_t length = sizeof error;
@@ -184,10 +189,10 @@ class Socket {
     const int yes = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
-  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace its data (BBR,
-  /// the default of some distributions): nothing is lost there, and pacing costs a third of the speed.
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace data (BBR, the
+  /// default of some distributions): nothing is lost there, and pacing costs a third of the speed.
   void no_pacing() const {
-    constexpr std::string_view plain = "reno";  // every kernel has it, and lets everyone use it
+    constexpr std::string_view plain = "reno";  // every kernel has it and allows it to everyone
     if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
   }
   Address local() const {
@@ -201,8 +206,8 @@ class Socket {
     return address;
   }
 
-  /// From here on all data are encrypted, for peers that know `token`. The handshake is part of the first calls that
-  /// move bytes. Throws as Tls does.
+  /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
+  /// bytes. Throws as Tls does.
   void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
@@ -240,7 +245,7 @@ class Socket {
     return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
   }
 
-  /// Moves all bytes; false if the connection ends or the deadline comes first.
+  /// Moves all bytes; returns false if the connection ends or the deadline comes first.
   bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
     while (!bytes.empty()) {
       const auto n = try_send(bytes);
@@ -258,7 +263,7 @@ class Socket {
     return true;
   }
 
-  /// False at the deadline.
+  /// Returns false at the deadline.
   bool wait(short event, Deadline deadline) const {
     if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
     pollfd entry{fd_, needs(event), 0};
@@ -266,7 +271,7 @@ class Socket {
       if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
     return false;
   }
-  /// Whether the other end has closed, and all its data have been read; or the connection is broken.
+  /// Whether the other end has closed and all its data have been read, or the connection is broken.
   bool ended() const {
     char byte;
     const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);

@@ -1,7 +1,7 @@
 #pragma once
-/// `TcpTransport`: links over TCP. Between two ranks there are two connections: one carries pieces, the other one news
-/// about the rank itself, which must not wait for data: that it leaves, gives up, or has long waited for another one. A
-/// process that dies closes both; the others see the news connection end without a goodbye.
+/// `TcpTransport`: links over TCP. Two ranks have two connections: one carries pieces, the other one news about the
+/// rank itself, which must not wait for data: that it leaves, aborts, or has long waited for another rank. A process
+/// that dies closes both; the others see the news connection end without a goodbye.
 
 #include <linux/sockios.h>
 #include <sys/eventfd.h>
@@ -48,10 +48,10 @@ class TcpTransport final : public Transport {
     std::unique_ptr<std::byte[]> out, in;        ///< out: a queue of slots; in: one piece. Allocated at first use
     std::size_t first = 0, used = 0;             ///< slots that wait to be sent
     std::array<const std::byte*, slots> from{};  ///< by slot: the data, if it is not in the slot
-    std::size_t sent = 0;                        ///< bytes of the first of them that have been sent
-    detail::PieceHead head;                      ///< of the piece that comes in
+    std::size_t sent = 0;                        ///< bytes of the first slot that have been sent
+    detail::PieceHead head;                      ///< of the arriving piece
     std::size_t received = 0;                    ///< bytes of it that have arrived, with its head
-    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else to `in`
+    std::byte* place = nullptr;                  ///< its destination, if it is the announced one; else `in`
     Envelope announced;
     std::size_t announced_bytes = 0;
     detail::News last;  ///< the last news
@@ -66,8 +66,8 @@ class TcpTransport final : public Transport {
       : Transport(me, ranks, slot_bytes, slots, limit), alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     chorus::check<CommError>(bool(alarm_), "eventfd: ", std::strerror(errno));
   }
-  /// Announces that this rank leaves. It does not if it has never been connected to all, since the others have to learn
-  /// that it is gone, nor in a process that was forked from it.
+  /// Announces that this rank leaves: not if it has never been connected to all, since the others must learn that it is
+  /// gone, and not in a process that was forked from it.
   ~TcpTransport() override {
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
@@ -116,8 +116,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. A peer that leaves so much of
-  /// its news unread that they queue up here is not told: reasons for giving up need that room.
+  /// Tells the others, once, that this rank waits for `peer`; `nobody`: no longer. A peer whose unread news pile up
+  /// here is not told: that room is kept for reasons of an abort.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -132,15 +132,15 @@ class TcpTransport final : public Transport {
 
   void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
 
-  /// Other work, every 50 ms, while this rank has waited long for `peer`; for `nobody` once that is over.
+  /// Other work, every 50 ms, while this rank has waited long for `peer`; called with `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
-  /// The time before a wait is announced: at their own deadlines the others shall know. Earlier it would be noise: each
-  /// rank tells each other one, and on a busy machine that takes longer than the wait.
+  /// The time before a wait is announced: the others must know by their own deadlines. Earlier announcements would cost
+  /// more than the wait on a busy machine, since each rank tells every other one.
   std::chrono::nanoseconds silence() const {
     return std::min<std::chrono::nanoseconds>(timeout / 10, std::chrono::seconds(5));
   }
 
-  /// Sends without waiting; if some data are left, waits for room for them, at most `most`. False if nothing is left.
+  /// Sends without waiting; if data are left, waits for room for at most `most`. Returns false if nothing is left.
   bool send_rest(std::chrono::nanoseconds most) {
     std::array<pollfd, max_ranks> events;
     std::size_t n = 0;
@@ -161,7 +161,7 @@ class TcpTransport final : public Transport {
 
  private:
   static constexpr std::size_t alignment = 64;
-  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head lies right in front of its data
+  static constexpr std::size_t slot_stride = alignment + slot_bytes;  // a head is right in front of its data
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   Peer& receiving_from(int peer) {
@@ -212,7 +212,7 @@ class TcpTransport final : public Transport {
     return announced ? p.place : aligned(p.in.get());
   }
 
-  /// Receives the arrived data; true once a whole piece has arrived.
+  /// Receives the arrived data; returns true when a whole piece has arrived.
   bool pull(int peer) {
     auto& p = at(peer);
     while (true) {
@@ -247,7 +247,7 @@ class TcpTransport final : public Transport {
     return at(peer).used < (goal == Goal::room ? slots : 1);
   }
 
-  /// Returns once `goal` is reached; meanwhile sends to other peers with room, and hears the news.
+  /// Returns when `goal` is reached; meanwhile sends to other peers with room, and reads the news.
   void await(int peer, Goal goal) {
     if (!reached(peer, goal)) wait(peer, goal);
   }
@@ -279,7 +279,7 @@ class TcpTransport final : public Transport {
     if (meanwhile) meanwhile(nobody);
   }
 
-  /// Throws if a rank has died or given up.
+  /// Throws if a rank has died or aborted.
   void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
     for (int who = 0; who < size; ++who) {

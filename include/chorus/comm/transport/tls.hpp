@@ -31,14 +31,14 @@ class Tls {
   ~Tls();
 
   /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
-  /// the other side proves nothing. After a partial `send` the caller has to pass the rest again.
+  /// the other side's proof fails. After a partial `send` the caller must pass the rest again.
   std::ptrdiff_t send(std::span<const std::byte> bytes);
   std::ptrdiff_t receive(std::span<std::byte> bytes);
-  /// The event for which the last call without progress waits: POLLIN or POLLOUT.
+  /// The event that the last call without progress waits for: POLLIN or POLLOUT.
   short awaits() const;
-  /// Whether there are bytes that have left the socket and have not been received.
+  /// Whether bytes have been read from the socket but not received yet.
   bool holds_bytes() const;
-  /// OpenSSL's text of the error; empty without one, and if the connection has simply ended.
+  /// OpenSSL's text of the error; empty without one, and if the connection has just ended.
   std::string trouble() const;
 
  private:
@@ -52,7 +52,7 @@ class Tls {
   const int fd_;
   ssl_st* ssl_ = nullptr;
   std::array<unsigned char, 32> key_{};
-  std::vector<char> out_;   ///< encrypted, several records: a call of the system for each would cost more than they do
+  std::vector<char> out_;   ///< encrypted, several records: a system call for each would cost more than they do
   std::size_t gone_ = 0;    ///< of `out_`
   std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
   std::uint64_t sent_ = 0;  ///< under the present key

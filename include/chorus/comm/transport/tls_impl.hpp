@@ -146,7 +146,7 @@ CHORUS_INLINE std::ptrdiff_t Tls::receive(std::span<std::byte> bytes) {
     received += moved;
   }
   if (received == 0 && awaits_ == 0) {
-    flush();  // the reason of the refusal, for the other side
+    flush();  // sends the reason to the other side
     return -1;
   }
   return static_cast<std::ptrdiff_t>(received);
@@ -180,7 +180,7 @@ CHORUS_INLINE bool Tls::succeeded(int code) {
   return false;
 }
 
-/// Sends the encrypted data; true once all of them have gone.
+/// Sends the encrypted data; returns true when all have been sent.
 CHORUS_INLINE bool Tls::flush() {
   awaits_ = 0;
   while (gone_ < out_.size()) {

@@ -29,11 +29,11 @@ inline void copy_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
 }
 }  // namespace detail
 
-/// Links of one rank to all others of its group. A link is a queue of a few pieces of at most `piece_bytes` each, so a
-/// rank can send some while its peer is busy; `queue_pieces` of them before `acquire` waits.
+/// The links of one rank to all others of its group. A link is a queue of `queue_pieces` pieces of at most
+/// `piece_bytes` each: a rank can send that many while its peer is busy, before `acquire` waits.
 ///
 /// Every waiting call throws LinkTimeout if the peer makes no progress for `timeout`, and LinkError if a process of the
-/// group has died, if a rank has called `abort`, or if the peer has left. All calls but `abort` are for one thread at a
+/// group has died, a rank has called `abort`, or the peer has left. All calls except `abort` are for one thread at a
 /// time.
 class Transport {
  public:
@@ -49,43 +49,43 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Waits for room in the queue to `peer`: `piece_bytes` to write to, aligned to 64 bytes.
+  /// Waits for room in the queue to `peer`: returns `piece_bytes` of memory, aligned to 64 bytes.
   virtual std::byte* acquire(int peer) = 0;
-  /// Copies `bytes` into the memory of `acquire`: faster than memcpy if a transport knows a better way.
+  /// Copies `bytes` into memory from `acquire`; a transport may have a faster way than memcpy.
   virtual void fill(int, std::byte* slot, const std::byte* data, std::size_t bytes) {
     detail::copy_bytes(slot, data, bytes);
   }
-  /// Sends the first `bytes` of the memory of `acquire`.
+  /// Sends the first `bytes` of the memory from `acquire`.
   virtual void publish(int peer, const Envelope& envelope, std::size_t bytes) = 0;
-  /// Sends `data`, which must stay unchanged until `flush`, in one piece.
+  /// Sends `data` in one piece; it must stay unchanged until `flush`.
   virtual void send(int peer, const Envelope& envelope, const std::byte* data, std::size_t bytes) {
     fill(peer, acquire(peer), data, bytes);
     publish(peer, envelope, bytes);
   }
   /// Whether `send` has copied the data when it returns.
   virtual bool copies() const { return true; }
-  /// Waits for the next piece from `peer`; `release` gives its room back.
+  /// Waits for the next piece from `peer`; `release` frees its memory.
   virtual Piece receive(int peer) = 0;
-  /// The same if the piece is to be stored: if it is the announced one, it may be at `place` already.
+  /// The same for a piece that will be stored: if it is the announced one, it may already be at `place`.
   virtual Piece receive_at(int peer, const Envelope&, std::byte*, std::size_t) { return receive(peer); }
   virtual void release(int peer) = 0;
   /// Whether `receive` would return at once.
   virtual bool has_piece(int peer) = 0;
-  /// Waits until all published data have left this rank: they arrive, whatever this rank does next.
+  /// Waits until all published data have left this rank: they arrive, whatever it does next.
   virtual void flush() = 0;
   /// Throws if the group is known to have failed. Cheap.
   virtual void check() = 0;
-  /// The same with a check of other processes: throws if one of the group has died, too.
+  /// Also checks other processes: throws if one of the group has died.
   virtual void check_peers() { check(); }
-  /// Tells all ranks that this one gives up, and why. Calls that wait here, and later ones, throw LinkError, too. From
-  /// any thread.
+  /// Tells all ranks that this one aborts, and why. Its own waiting and later calls throw LinkError, too. From any
+  /// thread.
   virtual void abort(const std::string& why) noexcept = 0;
 
-  /// The names of the ranks in messages if the group is a part of the job: their numbers there; otherwise empty. Once,
+  /// The ranks' names in messages if the group is a part of the job: their numbers there; otherwise empty. Called once,
   /// before the first call.
   virtual void set_names(const std::vector<int>&) {}
 
-  /// By rank, its machine, if that makes a difference: links within one machine are the fast ones. Otherwise empty.
+  /// By rank, its machine, if links within a machine are faster; otherwise empty.
   virtual std::span<const int> machines() const { return {}; }
 
   // For ranks that work in each other's memory: see in_place.hpp.
@@ -97,28 +97,28 @@ class Transport {
   /// Whether all ranks have mapped the window's memory.
   virtual bool is_mapped(const Window&) { return true; }
   virtual void note_mapped(const Window&) {}
-  /// A peer's data, as it is mapped here; null if this process is not allowed to map it.
+  /// A peer's data, as mapped here; null if this process may not map it.
   virtual std::byte* open(int, const Window&) { return nullptr; }
   /// Announces the begin and the end of this rank's work in the others' memory. In between it calls `check` before each
   /// access.
   virtual void works_in_place(bool) {}
-  /// After a failure: waits until no other rank works in this one's memory, which is then free.
+  /// After a failure: waits until no other rank works in this one's memory, which may then be freed.
   virtual void await_hands_off() noexcept {}
-  /// Whether work in the others' memory was recently slower than a queue would be.
+  /// Whether work in the others' memory was recently slower than a queue.
   virtual bool seems_far() { return false; }
   virtual void note_work_in_place(std::size_t, std::chrono::nanoseconds) {}
-  /// Whether the question is useful; all ranks of a group have the same here.
+  /// Whether ranks may reach each other's memory; the same on all ranks of a group.
   bool reaches_peers = false;
 
-  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks, simulated groups may have more.
+  /// Whether `trace` counts sent bytes: it has slots for `trace::max_devices` ranks; simulated groups may have more.
   bool counts_bytes = true;
-  /// The listener to each step of an algorithm, instead of `trace::listening()`; null: no other one.
+  /// The listener to each step of an algorithm, in place of `trace::listening()`; null: that one.
   trace::Listener* step_listener = nullptr;
 
   const int rank, size;
   const std::size_t piece_bytes, queue_pieces;
   const std::chrono::milliseconds timeout;
-  /// Whether a thread that waits here may keep its core for some microseconds. It may not while its program computes.
+  /// Whether a thread that waits here may keep its core for some microseconds: not while its program computes.
   const std::atomic<bool>* may_spin = nullptr;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-/// From a recorded pass with fake quantisation to integer steps: what lies between two roundings becomes one step. An
-/// operation that has no integer form is refused by its name.
+/// Converts a recorded pass with fake quantisation to integer steps: the operations between two roundings become one
+/// step. An operation without an integer form is refused by name.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -43,20 +43,20 @@ class Conversion {
   }
 
   Program program() && { return {*input_, std::move(steps_)}; }
-  /// The rounded numbers of the program's values, as the pass had them.
+  /// The rounded numbers of the program's values in the recorded pass.
   const std::map<Index, Tensor_>& rounded_numbers() const { return rounded_; }
 
  private:
   static constexpr const char* who = "quantized";
 
-  /// What is known of a value of the pass: it is a value of the program (`number`), or yet to be rounded: `step` gives
-  /// it, and `after` follows, which keeps levels.
+  /// A value of the pass: either a value of the program (`number`), or not rounded yet: `step` computes it, and `after`
+  /// are steps that keep its levels.
   struct Value {
     Index number = -1;
     std::optional<Step> step;
     std::vector<Step> after;
-    bool is_input = false;  // the model's input, or that in another shape, yet to be rounded
-    bool folds = false;     // what is to be normalised by the batch norm that is folded into the weights
+    bool is_input = false;  // the model's input, possibly reshaped, not rounded yet
+    bool folds = false;     // input of the batch norm that is folded into the weights
   };
 
   std::string place(const RecordedOperation& operation) const {
@@ -72,7 +72,7 @@ class Conversion {
     check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
     return found->second;
   }
-  /// The program's value that an operand is. Throws where its numbers are none that integers stand for.
+  /// The program's value of an operand. Throws if it is not rounded to integers.
   Index rounded(const RecordedOperation& operation, std::size_t operand) {
     const Value& x = value(operation, operand);
     if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
@@ -99,7 +99,7 @@ class Conversion {
     return static_cast<Index>(steps_.size());
   }
 
-  /// A step that several values came from: they may have been rounded before, to the same levels or to others.
+  /// Adds a step that may have been added for another value, with the same levels or different ones.
   Index push_once(Step step) {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (steps_[i].name != step.name) continue;
@@ -246,7 +246,7 @@ class Conversion {
     const float* const var = norm.running_var.data();
     const std::size_t terms = step.weight.size() / outputs;
     const auto eps = static_cast<float>(norm.eps);
-    // A channel that is multiplied by 0 was not folded (FoldFactors): what is left of it is the bias.
+    // A channel that is multiplied by 0 was not folded (FoldFactors): only its bias is left.
     for (std::size_t o = 0; o < outputs; ++o)
       if (quantization::is_nothing(quantized::fold_factor(gamma.empty() ? 1.0f : gamma[o], var[o], eps)))
         std::fill_n(step.weight.begin() + static_cast<std::ptrdiff_t>(o * terms), terms, std::int8_t{0});
@@ -274,7 +274,7 @@ class Conversion {
   }
 
   void add(const RecordedOperation& operation) {
-    // The bias of a layer whose batch norm is folded is added behind the unfolding.
+    // The bias of a layer with folded batch norm is added after the unfolding.
     if (operation.inputs.size() == 2 && operation.inputs[0] >= 0 && operation.inputs[1] == -1) {
       Value out = value(operation, 0);
       const auto bias = floats(operation.operands[1]);
@@ -301,7 +301,7 @@ class Conversion {
     std::vector<Index> inputs;
     for (std::size_t i = 0; i < operation.inputs.size(); ++i) {
       const Value& x = value(operation, i);
-      // A list is concatenated by halves, and rounded as a whole.
+      // A list is concatenated by halves and rounded as a whole.
       if (x.step && x.step->kind == Kind::concat && !x.step->relu && x.after.empty())
         inputs.insert(inputs.end(), x.step->inputs.begin(), x.step->inputs.end());
       else
@@ -312,7 +312,7 @@ class Conversion {
     values_[operation.output] = std::move(out);
   }
 
-  /// In evaluation dropout gives what it gets.
+  /// In evaluation dropout is the identity.
   void drop(const RecordedOperation& operation) {
     check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
                       " drops numbers in evaluation, too: it has no integer form");
@@ -333,14 +333,14 @@ class Conversion {
     values_[operation.output] = takes_mean ? averaged(operation, std::move(step)) : chained(out, std::move(step));
   }
 
-  /// A mean is yet to be rounded.
+  /// A mean that is not rounded yet.
   Value averaged(const RecordedOperation& operation, Step step) {
     Value out;
     step.inputs = {rounded(operation, 0)};
     out.step = std::move(step);
     return out;
   }
-  /// A step that keeps levels, behind a value that may be yet to be rounded.
+  /// Appends a step that keeps levels to a value that may not be rounded yet.
   Value chained(Value out, Step step) {
     if (out.number >= 0) {
       step.inputs = {out.number};
@@ -363,7 +363,7 @@ class Conversion {
     } else if (from.size() == 4 && to.size() == 2 && to[0] == from[0]) {
       values_[operation.output] = chained(x, begin_step(Kind::flatten, operation, {-1}));
     } else if (from.size() == 4 && to.size() == 3 && to[0] == from[0] && to[1] == from[1]) {
-      values_[operation.output] = Value(x);  // for a mean over all pixels: `average` looks
+      values_[operation.output] = Value(x);  // for a mean over all pixels: see `average`
       pixels_.insert(operation.output);
     } else {
       fail<UsageError>(who, ": ", place(operation), " from ", std::span<const Index>(from), " to ",
@@ -390,8 +390,8 @@ class Conversion {
 
 }  // namespace detail
 
-/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError where something in it has no
-/// integer form, by its name.
+/// The integer program of a pass in evaluation with fake quantisation. Throws UsageError, with the name, for an
+/// operation without an integer form.
 inline Program converted(const RecordedPass& pass) { return detail::Conversion(pass).program(); }
 
 }  // namespace chorus::nn::int8

@@ -1,6 +1,6 @@
 #pragma once
-/// A quantised model: a list of integer steps that is run over batches of any size. Between its steps there are 8-bit
-/// numbers alone, channels last, in one piece of memory that they share.
+/// A quantised model: a list of integer steps that runs on batches of any size. Values between steps are 8-bit numbers,
+/// channels last, in one shared piece of memory.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace chorus::nn::int8 {
 
-/// What a value is, of one sample. A vector has one pixel.
+/// A value's shape for one sample. A vector has one pixel.
 struct Extent {
   Index channels = 0, height = 1, width = 1;
   bool is_image = false;
@@ -37,7 +37,7 @@ inline void append(std::string& out, const Extent& extent) {
                          : cat("[", extent.channels, "]");
 }
 
-/// The integers of a value as they are computed: see Program::watch.
+/// A value's integers, as Program::watch passes them.
 struct Seen {
   const std::string& name;
   const Levels& levels;
@@ -47,8 +47,8 @@ struct Seen {
 class Program {
  public:
   Program() = default;
-  /// `input`: what the first value's integers stand for. The value of the last step is the result. Throws UsageError
-  /// where a step can't be computed.
+  /// `input`: the levels of the input. The last step's value is the result. Throws UsageError if a step can't be
+  /// computed.
   Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
     check<UsageError>(!steps_.empty(), who, ": there are no steps");
     check_levels<UsageError>(who, "input", input_);
@@ -60,14 +60,14 @@ class Program {
   const Levels& input() const { return input_; }
   const Levels& output() const { return steps_.back().levels; }
 
-  /// x: [batch, channels, height, width] or [batch, channels], quantised -> what the result stands for, in float:
-  /// [batch, ...]. Throws ShapeError where x does not fit the steps, or the result has another rank.
+  /// x: [batch, channels, height, width] or [batch, channels], is quantised -> the result in float: [batch, ...].
+  /// Throws ShapeError if x does not fit the steps or the result's rank is not OutRank.
   template <int OutRank = 2, int Rank>
   Tensor<float, OutRank> operator()(const Tensor<float, Rank>& x) const {
     return run<OutRank>(x, [](const Seen&) {});
   }
 
-  /// The same, which shows each value's integers as soon as they are there.
+  /// The same; passes each value's integers to `watch` when they are computed.
   template <int OutRank = 2, int Rank, class Watch>
   Tensor<float, OutRank> watch(const Tensor<float, Rank>& x, const Watch& watch) const {
     return run<OutRank>(x, watch);
@@ -77,12 +77,12 @@ class Program {
   static constexpr const char* who = "quantized model";
   using Images = kernels::int8::Images;
 
-  /// What a step's kernel needs beside the step.
+  /// A step's data in its kernel's form.
   struct Prepared {
     kernels::int8::PackedWeights weights;
     std::vector<std::int32_t> offset;
     std::vector<float> bias, multiplier;
-    std::vector<std::array<std::uint8_t, 256>> tables;  // of each input
+    std::vector<std::array<std::uint8_t, 256>> tables;  // for each input
   };
 
   const Levels& levels_of(Index value) const {
@@ -140,7 +140,7 @@ class Program {
                         ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
                         " products, of which 32 bits hold ", kernels::int8::most_terms);
       out.weights = kernels::int8::pack_weights(shape, step.weight);
-      // Vectors are read whole: behind the last channel, too.
+      // Kernels read whole vectors, also past the last channel.
       const auto outputs = static_cast<std::size_t>(shape.out_channels);
       const std::size_t padded = outputs + static_cast<std::size_t>(kernels::int8::panel);
       out.offset.assign(padded, 0);
@@ -162,7 +162,7 @@ class Program {
                       count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
-  /// What a step makes of its inputs. Throws ShapeError where they don't fit.
+  /// The shape of a step's output. Throws ShapeError if its inputs don't fit.
   Extent extent_after(const Step& step, std::span<const Extent> values) const {
     const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
     const auto wants_image = [&] {
@@ -222,7 +222,7 @@ class Program {
     return x;
   }
 
-  /// Where the values of a batch lie: those that are not needed at one time may share their memory.
+  /// The places of a batch's values: values that are not needed at the same time may share memory.
   struct Places {
     std::vector<Images> values;
     std::vector<Index> offsets;
@@ -242,7 +242,7 @@ class Program {
       const auto& extent = extents[v];
       out.values.push_back({nullptr, batch, extent.height, extent.width, extent.channels, border[v]});
       const Index bytes = (out.values[v].bytes() + 63) / 64 * 64;
-      // First fit among those that are still read when this one is written.
+      // First fit between the values that are still read when this one is written.
       std::vector<std::pair<Index, Index>> taken;
       for (std::size_t other = 0; other < v; ++other)
         if (last[other] >= static_cast<Index>(v))

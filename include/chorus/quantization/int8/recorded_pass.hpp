@@ -1,5 +1,5 @@
 #pragma once
-/// One forward pass as a list of operations, with the layers in which they happened.
+/// One forward pass as a list of operations, with the layers that ran them.
 
 #include <chorus/autograd/operation_watch.hpp>
 #include <chorus/autograd/variable.hpp>
@@ -27,13 +27,13 @@
 
 namespace chorus::nn::int8 {
 
-/// An operation on what comes from the model's input. Operations on parameters alone are no steps of a pass; their
-/// results are constants.
+/// An operation on a value computed from the model's input. Results of operations on parameters alone are constants,
+/// not steps.
 struct RecordedOperation {
   std::string name;
-  /// The path of the innermost layer in which it happened, empty in the model itself; and what that says of itself.
+  /// The path and the description of the innermost layer that ran it; empty for the model itself.
   std::string layer, layer_description;
-  /// Values by number, 0 being the input; -1: a constant, -2: an operand that is not there.
+  /// Values by number, 0 being the input; -1: a constant, -2: an absent operand.
   std::vector<Index> inputs;
   std::vector<chorus::detail::WatchedTensor> operands;
   Index output = 0;
@@ -43,19 +43,19 @@ struct RecordedOperation {
       facts;
 };
 
-/// A constant that came out of fake quantisation: what was quantised, and how.
+/// A constant that was fake-quantised: the original and its levels.
 struct RecordedConstant {
   chorus::detail::WatchedTensor original;
   operations::FakeQuantize how;
 };
 
-/// Watches one forward pass of a model.
+/// Records one forward pass of a model.
 class RecordedPass final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
-  // A view has its tensor's address, but another shape.
+  // A view has its tensor's address but another shape.
   using Key = std::pair<const void*, std::vector<Index>>;
 
  public:
-  /// Runs `pass()`, what the model makes of `input`, and remembers what it does.
+  /// Runs `pass()`, the model's pass over `input`, and records its operations.
   template <int Rank, class Pass>
   RecordedPass(Module& model, const Tensor<float, Rank, Cpu>& input, const Pass& pass) {
     Paths paths;
@@ -69,9 +69,9 @@ class RecordedPass final : public chorus::detail::OperationWatch, public chorus:
   }
 
   const std::vector<RecordedOperation>& operations() const { return operations_; }
-  /// The number of the value that the pass returned; -1 where it does not come from the input.
+  /// The number of the value that the pass returned; -1 if it does not depend on the input.
   Index output() const { return output_; }
-  /// How a constant was quantised; null where it wasn't.
+  /// How a constant was quantised; null if it wasn't.
   const RecordedConstant* constant(const chorus::detail::WatchedTensor& x) const {
     const auto found = constants_.find(Key(x.data, x.shape));
     return found == constants_.end() ? nullptr : &found->second;

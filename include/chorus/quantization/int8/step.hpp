@@ -1,5 +1,5 @@
 #pragma once
-/// What a quantised model is made of: steps from 8-bit numbers to 8-bit numbers, as plain data.
+/// The steps of a quantised model, from 8-bit numbers to 8-bit numbers, as plain data.
 
 #include <array>
 #include <chorus/core/dtype.hpp>
@@ -20,22 +20,22 @@ enum class Kind : std::uint8_t { conv2d, linear, add, max_pool2d, avg_pool2d, gl
 
 inline constexpr std::array<std::string_view, 9> kind_names{
     "conv2d", "linear", "add", "max_pool2d", "avg_pool2d", "global_avg_pool", "relu", "flatten", "concat"};
-/// The most operands that are concatenated.
+/// The maximum number of operands of a concatenation.
 inline constexpr std::size_t most_inputs = 1024;
 inline void append(std::string& out, Kind kind) { out += kind_names[static_cast<std::size_t>(kind)]; }
 
-/// One operation. Value 0 is the program's input, value i + 1 what step i gives.
+/// One operation. Value 0 is the program's input, value i + 1 the output of step i.
 struct Step {
   Kind kind = Kind::relu;
-  /// The layer's path in the model ("layer1.0.conv1"), or one that says what the step does; no other step has it.
+  /// The layer's path in the model ("layer1.0.conv1"), or a name for the step's function; unique.
   std::string name;
   std::vector<Index> inputs;
-  /// What the output's integers stand for. max_pool2d and flatten keep their input's.
+  /// The output's levels. max_pool2d and flatten keep their input's.
   Levels levels;
   /// conv2d, linear, add, concat: whether a ReLU follows.
   bool relu = false;
 
-  /// conv2d and pooling: height, then width. A kernel of convolutions is their weight's.
+  /// conv2d and pooling: height, then width. For convolutions the weight gives the window.
   std::array<Index, 2> window{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
   Index groups = 1;
   bool ceil_mode = false, count_include_pad = true;
@@ -43,7 +43,7 @@ struct Step {
   /// conv2d: [out, in / groups, kernel_h, kernel_w]; linear: [out, in, 1, 1].
   std::array<Index, 4> weight_shape{};
   std::vector<std::int8_t> weight;
-  /// Of each output: what its weights' integers are multiplied with, and the bias, which may be absent.
+  /// By output: the scale of its weights, and the bias, which may be empty.
   std::vector<float> weight_scale, bias;
 
   bool has_weight() const { return kind == Kind::conv2d || kind == Kind::linear; }
@@ -51,7 +51,7 @@ struct Step {
   bool keeps_levels() const { return kind == Kind::max_pool2d || kind == Kind::flatten; }
 };
 
-/// Throws `Error` unless 8-bit numbers can stand for something in that way.
+/// Throws `Error` if these are not valid levels of 8-bit numbers.
 template <class Error>
 void check_levels(std::string_view who, const std::string& name, const Levels& levels) {
   check<Error>(std::isfinite(levels.scale) && levels.scale > 0 && levels.integers.least >= 0 &&
@@ -63,7 +63,7 @@ void check_levels(std::string_view who, const std::string& name, const Levels& l
                "from 0 to 255");
 }
 
-/// Throws `Error` unless the step can be computed, wherever its input comes from. `who`: how messages begin.
+/// Throws `Error` if the step can't be computed for any input. `who`: the beginning of messages.
 template <class Error>
 void check_step(std::string_view who, const Step& step, Index index) {
   const auto positive = [](const std::array<Index, 2>& both) {

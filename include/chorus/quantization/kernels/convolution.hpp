@@ -1,7 +1,7 @@
 #pragma once
-/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel: what it is multiplied with
-/// lies in `runs` of neighbouring bytes, one for each row of the kernel (or each tap, where there are groups), so that
-/// nothing is copied into columns first.
+/// Convolutions and matrix products of u8 with s8. A row of the product is an output pixel; its inputs lie in `runs` of
+/// neighbouring bytes, one per row of the kernel (with groups, one per tap), so that nothing is copied into columns
+/// first.
 
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -26,14 +26,14 @@ namespace chorus::kernels::int8 {
 /// Columns of a panel of packed weights.
 inline constexpr Index panel = 64;
 
-/// The sums of 32 bits hold so many products of 255 and -128.
+/// A 32-bit sum can hold this many products of 255 and -128.
 inline constexpr Index most_terms = 65'793;
 
-/// Weights in the order in which the kernels read them: [group][panel][run][4 terms of it][column][4].
+/// Weights in the kernels' order: [group][panel][run][4 terms of it][column][4].
 struct PackedWeights {
   Index out_channels = 0, groups = 1, kernel_h = 1, kernel_w = 1, channels = 0;  // channels: of the input, in a group
   bool row_runs = true;   // a run is a whole row of the kernel, not one tap
-  bool depthwise = false;  // [tap][channel] then
+  bool depthwise = false;  // then [tap][channel]
   std::vector<std::int8_t> numbers;
   std::vector<std::int32_t> sums;  // of each output's weights
 
@@ -45,7 +45,7 @@ struct PackedWeights {
   Index panel_bytes() const { return runs() * run_steps() * panel * 4; }
 };
 
-/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape` but for its batch,
+/// Packs weight: [out, in / groups, kernel_h, kernel_w], row-major, for convolutions of `shape`, apart from its batch,
 /// height and width.
 inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std::int8_t> weight) {
   PackedWeights out;
@@ -88,10 +88,10 @@ inline PackedWeights pack_weights(const Conv2dShape& shape, std::span<const std:
 
 namespace detail {
 
-/// Rows of the product that share one look at a panel of weights, some 16 to 128 KiB of x.
+/// Rows of the product that are multiplied by a panel of weights at a time, some 16 to 128 KiB of x.
 inline constexpr Index chunk_rows = 240;
 
-/// Where the rows of a chunk begin.
+/// The beginnings of a chunk's rows.
 struct Rows {
   const std::uint8_t* x[chunk_rows];
   std::uint8_t* y[chunk_rows];
@@ -134,11 +134,11 @@ void multiply_tile(const std::uint8_t* const* x, std::span<const Index> runs, In
   }
 }
 
-/// Rows [first, first + rows) of a chunk, at most `Count`, times a panel's columns.
+/// Multiplies rows [first, first + rows) of a chunk, at most `Count`, by a panel's columns.
 template <class Way, int Count>
 void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const Index> runs, Index steps,
                    const std::int8_t* w, const Requantize& to, Index column, Index columns) {
-  // Rows that are not there are computed as the last one, and not stored.
+  // Missing rows are computed as copies of the last one and not stored.
   const std::uint8_t* x[Count];
   std::uint8_t* y[Count];
   for (Index r = 0; r < Count; ++r) {
@@ -163,7 +163,7 @@ void multiply_rows(const Rows& chunk, Index first, Index rows, std::span<const I
   }
 }
 
-/// A chunk's rows times a panel.
+/// Multiplies a chunk's rows by a panel.
 template <class Way>
 void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps, const std::int8_t* w,
                     const Requantize& to, Index column, Index columns) {
@@ -179,7 +179,7 @@ void multiply_chunk(const Rows& chunk, std::span<const Index> runs, Index steps,
   }
 }
 
-/// The depthwise form: each channel by itself.
+/// Depthwise convolution: each channel by itself.
 inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const PackedWeights& weights,
                                const Requantize& to, const Images& y) {
   constexpr Index block = 64;
@@ -205,7 +205,7 @@ inline void convolve_depthwise(const Conv2dShape& s, const Images& x, const Pack
 }  // namespace detail
 
 /// y = the convolution of x, whose border is at least the padding and holds x's zero point. `to` has a number for each
-/// output channel, and up to `panel` more may be read.
+/// output channel; up to `panel` more may be read.
 template <class Way = Best>
 void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& weights, const Requantize& to,
                  const Images& y) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Inner products of u8 with s8, four terms a lane, in 32 bits: by VNNI where the compiler may use it, else widened to
-/// 16 bits. Every way gives the same integers: none adds in 16 bits, where two products of 255 * 127 would saturate
+/// Inner products of u8 with s8, four terms per lane, in 32 bits: with VNNI if the compiler may use it, else widened to
+/// 16 bits. All ways give the same integers: none adds in 16 bits, which would saturate for two products of 255 * 127
 /// (as `vpmaddubsw` does).
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -21,8 +21,8 @@
 
 namespace chorus::kernels::int8 {
 
-// A way has vectors of `lanes` sums. left(x): four u8, for every lane; right(w): four s8 for each lane, lane after
-// lane; add(sums, left, right): each lane's four products, added. A tile has rows * vectors of them in registers.
+// A way has vectors of `lanes` sums. left(x): four u8, the same in every lane; right(w): four s8 per lane, lane by
+// lane; add(sums, left, right): adds each lane's four products. A tile has rows * vectors of them in registers.
 
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 #define CHORUS_INT8_VNNI512 1
@@ -60,7 +60,7 @@ struct Vnni512 {
 
 #if defined(__AVX2__)
 namespace detail {
-/// What the ways of 8 lanes share.
+/// The common part of ways with 8 lanes.
 struct EightLanes {
   static constexpr int lanes = 8;
   using Sums = __m256i;
@@ -118,11 +118,11 @@ struct Vnni256 : detail::EightLanes {
 };
 #endif
 
-/// AVX2: bytes become 16 bits, of which `vpmaddwd` adds pairs in 32 bits.
+/// AVX2: widens bytes to 16 bits; `vpmaddwd` adds pairs of products in 32 bits.
 struct Widened : detail::EightLanes {
   static constexpr const char* name = "AVX2, widened to 16 bits";
   static constexpr int rows = 4, vectors = 2;
-  // The bytes with even, and with odd places.
+  // The bytes at even and at odd places.
   struct Pairs {
     __m256i even, odd;
   };
@@ -144,7 +144,7 @@ struct Widened : detail::EightLanes {
 };
 #endif
 
-/// Plain C++, for every processor; what the other ways are tested against.
+/// Plain C++, for every processor; the reference in tests of the other ways.
 struct Plain {
   static constexpr const char* name = "plain C++";
   static constexpr int lanes = 8, rows = 2, vectors = 1;

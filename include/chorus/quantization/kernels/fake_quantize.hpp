@@ -1,6 +1,6 @@
 #pragma once
-/// Fake quantisation on the CPU: numbers become what the nearest integers stand for (quantized_numbers.hpp), by the
-/// levels of a tensor or of each channel. What comes in is looked at for NaNs, which no integer stands for.
+/// Fake quantisation on the CPU: replaces numbers by the values of the nearest integers (quantized_numbers.hpp), with
+/// levels per tensor or per channel. Inputs are checked for NaNs, which no integer can represent.
 
 #include <algorithm>
 #include <array>
@@ -18,8 +18,8 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Levels as a loop wants them. To add and take away 1.5 2^23 rounds a small number to the nearest whole one, as
-/// nearbyint does, in instructions that every processor has for whole vectors.
+/// Levels in a form for loops. Adding and subtracting 1.5 2^23 rounds a small number to the nearest integer, as
+/// nearbyint does, with vector instructions that every processor has.
 struct RoundedSteps {
   float scale, inverse, low, high;
   explicit RoundedSteps(const quantized::Levels& levels)
@@ -28,7 +28,7 @@ struct RoundedSteps {
         low(static_cast<float>(levels.integers.least - levels.zero_point)),
         high(static_cast<float>(levels.integers.most - levels.zero_point)) {}
 
-  /// The whole number of steps nearest to x, at most one beyond the ends.
+  /// The number of steps nearest to x, at most one beyond the ends.
   float operator()(float x) const {
     constexpr float magic = 12582912.0f;
     const float steps = x * inverse, above = steps > low - 1 ? steps : low - 1;
@@ -40,7 +40,7 @@ struct RoundedSteps {
   }
 };
 
-/// `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one a channel.
+/// Calls `f(levels, first, count)` for each run of numbers of one channel. `levels`: one for all, or one per channel.
 template <class F>
 void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels, const F& f) {
   if (levels.size() == 1) {
@@ -58,7 +58,7 @@ void for_channels(ChannelShape shape, std::span<const quantized::Levels> levels,
 
 }  // namespace detail
 
-/// y = what the integers for x stand for; x, y: [batch, channels, inner]. Returns whether x has no NaN.
+/// y = the float values of x's integers; x, y: [batch, channels, inner]. Returns whether x has no NaN.
 inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                           float* y) {
   std::atomic<bool> numbers{true};
@@ -75,7 +75,7 @@ inline bool fake_quantize(Cpu, ChannelShape shape, const float* x, std::span<con
   return numbers.load();
 }
 
-/// y = the integers for x, less zero points, as floats; shapes and levels as above.
+/// y = x's integers minus zero points, as floats; shapes and levels as above.
 inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                float* y) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -83,8 +83,8 @@ inline void quantization_steps(Cpu, ChannelShape shape, const float* x, std::spa
   });
 }
 
-/// dx = dy, or += dy, where the integer for x is not beyond the ends; 0 elsewhere (the straight-through estimator of
-/// Bengio, Léonard and Courville, 2013).
+/// dx = dy, or += dy, where x's integer is within the ends; 0 elsewhere (the straight-through estimator of Bengio,
+/// Léonard and Courville, 2013).
 inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std::span<const quantized::Levels> levels,
                                    const float* dy, float* dx, bool accumulate) {
   detail::for_channels(shape, levels, [&](const detail::RoundedSteps& steps, Index first, Index count) {
@@ -97,7 +97,7 @@ inline void fake_quantize_backward(Cpu, ChannelShape shape, const float* x, std:
 
 namespace detail {
 
-/// The least and the largest of `count` numbers, as those of 16 rows, which compilers make vectors of.
+/// The minimum and maximum of `count` numbers, computed in 16 rows, which compilers vectorise.
 inline void widen(const float* x, Index count, float& min, float& max, bool& strange) {
   constexpr Index rows = 16;
   std::array<float, rows> least, most;
@@ -121,8 +121,8 @@ inline void widen(const float* x, Index count, float& min, float& max, bool& str
 
 }  // namespace detail
 
-/// min and max: [channels], of all numbers of a channel; of none infinity and -infinity. A NaN makes them -infinity and
-/// infinity, which no finite numbers do.
+/// min and max: [channels], over all numbers of a channel; infinity and -infinity if there are none. A NaN gives
+/// -infinity and infinity, which finite numbers can't.
 inline void min_max(Cpu, ChannelShape shape, const float* x, float* min, float* max) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (Index channel = 0; channel < shape.channels; ++channel) {

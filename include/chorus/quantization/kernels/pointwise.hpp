@@ -23,7 +23,7 @@ namespace chorus::kernels::int8 {
 
 using quantized::Levels;
 
-/// The integer that stands for x, or `least` where it would be smaller: with a ReLU that is the zero point.
+/// The integer of x, at least `least`: with a ReLU that is the zero point.
 inline std::uint8_t level_of(const Levels& levels, float x, std::int32_t least) {
   return static_cast<std::uint8_t>(std::max(levels.level(x), least));
 }
@@ -37,14 +37,14 @@ struct Sum {
   std::int32_t least() const { return relu ? y.zero_point : y.integers.least; }
 };
 
-/// y = the levels of a + b, or of relu(a + b), which are added in float: `count` numbers, one behind the other.
+/// y = the levels of a + b or relu(a + b), computed in float: `count` contiguous numbers.
 inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* y, Index count) {
   Index i = 0;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
   constexpr int exact = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const auto number = [](const std::uint8_t* q, const Levels& levels) {
     const auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
-    // With its rounding named, a product is never joined with the sum that follows.
+    // A product with a named rounding mode is never fused with the sum that follows.
     return _mm512_mul_round_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(levels.zero_point))),
                                _mm512_set1_ps(levels.scale), exact);
   };
@@ -60,7 +60,7 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   }
 #endif
   if (i == count) return;
-  // Products come from tables: the compiler cannot join them with the sum, which would round once less.
+  // Products come from tables, so that the compiler cannot fuse them with the sum, which would round once less.
   std::array<float, 256> numbers_a, numbers_b;
   for (int q = 0; q < 256; ++q) {
     numbers_a[static_cast<std::size_t>(q)] = sum.a.number(q);
@@ -69,7 +69,7 @@ inline void add(const Sum& sum, const std::uint8_t* a, const std::uint8_t* b, st
   for (; i < count; ++i) y[i] = level_of(sum.y, numbers_a[a[i]] + numbers_b[b[i]], sum.least());
 }
 
-/// The same of images.
+/// The same for images.
 inline void add(const Sum& sum, const Images& a, const Images& b, const Images& y) {
   parallel_for(y.batch * y.height, [&](Index line) {
     const Index image = line / y.height, row = line % y.height;
@@ -77,7 +77,7 @@ inline void add(const Sum& sum, const Images& a, const Images& b, const Images& 
   }, y.pixels() * y.channels > 200'000);
 }
 
-/// y[q] of every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
+/// y = table[x] for every number: any function of one 8-bit number, such as a ReLU with other levels than its input's.
 inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y) {
   for (Index image = 0; image < y.batch; ++image)
     for (Index row = 0; row < y.height; ++row) {
@@ -87,7 +87,7 @@ inline void look_up(const std::array<std::uint8_t, 256>& table, const Images& x,
     }
 }
 
-/// y[q] of every number, as the channels from `first` on of y, which has the same pixels as x.
+/// y = table[x] for every number, written to y's channels from `first` on; y has the same pixels as x.
 inline void look_up_channels(const std::array<std::uint8_t, 256>& table, const Images& x, const Images& y,
                              Index first) {
   for (Index image = 0; image < y.batch; ++image)
@@ -112,7 +112,7 @@ inline void quantize(const Levels& levels, const float* x, const Images& y) {
   }, y.pixels() * y.channels > 50'000);
 }
 
-/// y: [batch, channels, height, width], row-major, gets f(number) of x.
+/// y: [batch, channels, height, width], row-major, = f(number of x).
 template <class T, class F>
 void for_channels_first(const Images& x, T* y, const F& f) {
   const Index plane = x.height * x.width;
@@ -125,7 +125,7 @@ void for_channels_first(const Images& x, T* y, const F& f) {
       }
 }
 
-/// y = the numbers that x stands for: [batch, channels, height, width], row-major.
+/// y = the float values of x: [batch, channels, height, width], row-major.
 inline void dequantize(const Levels& levels, const Images& x, float* y) {
   for_channels_first(x, y, [&](std::uint8_t q) { return levels.number(q); });
 }

@@ -12,7 +12,7 @@
 namespace chorus::kernels::int8 {
 
 namespace detail {
-/// Calls f(image, row, column, top, left) for each window, which may begin or end outside of the image.
+/// Calls f(image, row, column, top, left) for each window, which may extend beyond the image.
 template <class F>
 void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F& f) {
   parallel_for(y.batch * y.height, [&](Index line) {
@@ -23,7 +23,7 @@ void for_windows(const Pool2dShape& s, const Images& x, const Images& y, const F
 }
 }  // namespace detail
 
-/// y = the largest number of each window. Padding never counts. `s.planes` is not looked at.
+/// y = the maximum of each window. Padding never counts. `s.planes` is ignored.
 inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   detail::for_windows(s, x, y, [&](Index image, Index row, Index column, Index top, Index left) {
     std::uint8_t* const to = y.at(image, row, column);
@@ -38,11 +38,11 @@ inline void max_pool2d(const Pool2dShape& s, const Images& x, const Images& y) {
   });
 }
 
-/// Means of more numbers are not taken: with fake quantisation their sums are of floats, which are exact up to here.
+/// The maximum size of a mean's window: with fake quantisation sums are in float, which is exact up to here.
 inline constexpr Index most_pooled = 16'384;
 
-/// How means become numbers of 8 bits: the levels of float(sum of (x - zero_point)) * (scale / count), `count` being
-/// the numbers of a window.
+/// How means become 8-bit numbers: the levels of float(sum of (x - zero_point)) * (scale / count), where `count` is the
+/// number of elements in a window.
 struct Mean {
   Levels x, y;
   bool count_include_pad = true;
@@ -66,7 +66,7 @@ inline void avg_pool2d(const Pool2dShape& s, const Images& x, const Images& y, c
           const std::uint8_t* const from = x.at(image, i, j) + c;
           for (Index l = 0; l < count; ++l) sums[l] += from[l];
         }
-      // What lies behind the padding at the far side, with `ceil_mode`, never counts.
+      // Numbers beyond the padding at the far side, with `ceil_mode`, never count.
       const Index whole = (std::min(top + s.kernel_h, x.height + s.padding_h) - top) *
                           (std::min(left + s.kernel_w, x.width + s.padding_w) - left);
       const Index divisor = std::max<Index>(1, mean.count_include_pad ? whole : numbers);

@@ -1,5 +1,5 @@
 #pragma once
-/// From sums of integers to 8-bit numbers: what ends every integer product.
+/// Requantisation: from integer sums to 8-bit numbers, at the end of every integer product.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/quantization/quantized_numbers.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus::kernels::int8 {
 
-/// How the columns of a product become numbers of 8 bits:
+/// How a product's columns become 8-bit numbers:
 ///   q = clamp(rint((float(sum + offset) + bias) * multiplier) + zero_point, least, most).
 /// With x's scale and zero point s_x, z_x, a column's weight scale s_w and its bias b: offset = -z_x (sum of the
 /// column's weights), unit = s_x s_w, bias = b / unit, multiplier = unit / s_y, all in float:

@@ -1,5 +1,5 @@
 #pragma once
-/// Fake quantisation, with gradients that go straight through, and quantisation itself.
+/// Fake quantisation with straight-through gradients, and quantisation.
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -18,18 +18,18 @@
 
 namespace chorus {
 
-// What the tape, and who watches operations, remember of this one.
+// The record of this operation on the tape and for OperationWatch.
 namespace operations {
 struct FakeQuantize {
   static constexpr const char* name = "fake_quantize";
-  std::vector<quantized::Levels> levels;  ///< one, or one for each entry of `axis`
+  std::vector<quantized::Levels> levels;  ///< one, or one per entry of `axis`
   int axis = -1;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A tensor as [batch, channels, inner] around `axis`; -1: all is one channel.
+/// A tensor's shape as [batch, channels, inner] around `axis`; -1: one channel.
 template <std::size_t Rank>
 kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int axis) {
   kernels::ChannelShape out;
@@ -40,7 +40,7 @@ kernels::ChannelShape channels_along(const std::array<Index, Rank>& shape, int a
   return out;
 }
 
-/// Fake quantisation by levels of the whole, or of each entry along `axis`. `what` is called so in errors.
+/// Fake quantisation with levels for the whole tensor, or for each entry along `axis`. `what`: its name in errors.
 template <Operand X>
 detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Levels> levels, int axis,
                                          const std::string& what) {
@@ -67,7 +67,7 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
   }
 }
 
-/// Throws UsageError unless these are levels of at most 8 bits or 16.
+/// Throws UsageError for invalid levels; integers are within +-2^16.
 inline quantized::Levels checked_levels(const char* name, float scale, std::int64_t zero_point, std::int64_t least,
                                         std::int64_t most) {
   constexpr std::int64_t limit = 1 << 16;
@@ -135,17 +135,17 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 
 }  // namespace detail
 
-/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. The gradient goes through where
-/// nothing was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError where scale,
-/// zero point or integers make no sense, NonFiniteError for a NaN.
+/// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
+/// zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
                                "fake_quantize");
 }
 
-/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError where there
-/// are not as many.
+/// The same with a scale and a zero point for each entry of `axis`: [x.size(axis)]. Also throws ShapeError if their
+/// number differs.
 template <Operand X>
 auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
                                const Tensor<std::int64_t, 1, Cpu>& zero_points, int axis, std::int64_t least,
@@ -155,8 +155,8 @@ auto fake_quantize_per_channel(const X& x, const Tensor<float, 1, Cpu>& scales,
       x, detail::levels_along(name, value_of(x).shape(), scales, zero_points, axis, least, most), axis, name);
 }
 
-/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and where
-/// Q does not hold the integers.
+/// clamp(rint(x (1 / scale)) + zero_point, least, most), as integers of type Q. Throws as fake_quantize does, and if Q
+/// can't hold the integers.
 template <Scalar Q, int Rank>
 Tensor<Q, Rank, Cpu> quantize_per_tensor(const Tensor<float, Rank, Cpu>& x, float scale, std::int64_t zero_point,
                                          std::int64_t least, std::int64_t most) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Operators on 8-bit integers, with PyTorch's names and numbers. Each call turns its operands round and packs its
-/// weights: a model of many layers is for `quantized(model)`, which does so once.
+/// Operators on 8-bit integers, with PyTorch's names and results. Each call transposes its operands and packs its
+/// weights: for a model of many layers use `quantized(model)`, which does so once.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace chorus {
 
-/// Integers, and what they stand for: (q - zero_point) * scale.
+/// Integers and their levels: a value is (q - zero_point) * scale.
 template <int Rank>
 struct Quantized {
   Tensor<std::uint8_t, Rank, Cpu> values;
@@ -31,14 +31,14 @@ struct Quantized {
   std::int32_t zero_point = 0;
 };
 
-/// Weights of 8 bits with a scale for each output, the first axis.
+/// 8-bit weights with a scale for each output, the first axis.
 template <int Rank>
 struct QuantizedWeight {
   Tensor<std::int8_t, Rank, Cpu> values;
   Tensor<float, 1, Cpu> scale;
 };
 
-/// What the integers of a result stand for, and whether a ReLU is applied first.
+/// The levels of a result, and whether a ReLU is applied first.
 struct QuantizedOutput {
   float scale = 1;
   std::int32_t zero_point = 0;
@@ -58,7 +58,7 @@ kernels::int8::Levels levels_of(const Quantized<Rank>& x) {
   return {x.scale, x.zero_point, {}};
 }
 
-/// Images with their channels last, and the memory in which they lie.
+/// Images with channels last, and their memory.
 struct OwnImages {
   std::vector<std::uint8_t> memory;
   kernels::int8::Images images;
@@ -160,7 +160,7 @@ Quantized<Rank> quantize(const Tensor<float, Rank, Cpu>& x, float scale, std::in
   return out;
 }
 
-/// What the integers stand for.
+/// The float values of the integers.
 template <int Rank>
 Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
   detail::check_defined("dequantize", x.values);
@@ -170,8 +170,8 @@ Tensor<float, Rank, Cpu> dequantize(const Quantized<Rank>& x) {
   return out;
 }
 
-/// conv2d of integers, added up in 32 bits; padding stands for 0, which is x's zero point. bias: [out], of floats, or
-/// undefined. Throws ShapeError where the shapes don't fit, as `conv2d` does, and UsageError for levels that can't be.
+/// conv2d of integers with 32-bit sums; padding has the value 0, which is x's zero point. bias: [out], float, or
+/// undefined. Throws ShapeError if the shapes don't fit, as `conv2d` does, and UsageError for invalid levels.
 template <class Way = kernels::int8::Best>
 Quantized<4> quantized_conv2d(const Quantized<4>& x, const QuantizedWeight<4>& weight,
                               const Tensor<float, 1, Cpu>& bias, const QuantizedOutput& y,
@@ -212,7 +212,7 @@ Quantized<Rank> quantized_add(const Quantized<Rank>& a, const Quantized<Rank>& b
   return out;
 }
 
-/// The larger of x and 0, as integers of the same levels.
+/// max(x, 0), as integers of the same levels.
 template <int Rank>
 Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
   detail::check_defined("quantized_relu", x.values);
@@ -223,7 +223,7 @@ Quantized<Rank> quantized_relu(const Quantized<Rank>& x) {
   return out;
 }
 
-/// max_pool2d of integers, whose levels stay.
+/// max_pool2d of integers; keeps the levels.
 inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
   detail::check_defined("quantized_max_pool2d", x.values);
   const auto shape = detail::pool2d_shape("quantized_max_pool2d", x.values.shape(), window, options);
@@ -233,7 +233,7 @@ inline Quantized<4> quantized_max_pool2d(const Quantized<4>& x, Size2d window, c
   return {to.tensor(), x.scale, x.zero_point};
 }
 
-/// avg_pool2d of integers, added up in 32 bits and rounded once, to x's levels.
+/// avg_pool2d of integers with 32-bit sums, rounded once, to x's levels.
 inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, const PoolOptions& options = {}) {
   constexpr const char* name = "quantized_avg_pool2d";
   detail::check_defined(name, x.values);
@@ -247,9 +247,8 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   return {to.tensor(), x.scale, x.zero_point};
 }
 
-/// embedding of integers: weight: [entries, features], index: [...] -> what the rows that it names stand for, in
-/// float: [..., features], as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an
-/// index that is no entry.
+/// embedding of integers: weight: [entries, features], index: [...] -> the float values of these rows: [..., features],
+/// as PyTorch's. Throws ShapeError unless there is a scale for each entry, UsageError for an index out of range.
 template <int Rank>
 Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weight,
                                                  const Tensor<std::int64_t, Rank, Cpu>& index) {
